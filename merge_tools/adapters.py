@@ -110,7 +110,7 @@ def check_options(folder: Path, config: dict[str, Any]):
         raise MergeError(f"{folder} is an adapter with {short_repr(key)}={short_repr(value)}, which {reason}. {remedy}")
 
 
-def fit_to_base(adapter: Adapter, folder: Path, config: dict[str, Any], entries: dict[str, TensorEntry]):
+def fit_to_base(adapter: Adapter, folder: Path, config: dict[str, Any], entries: dict[str, TensorEntry], fix: str):
     """Checks that an adapter changes tensors of its base in `folder`; removes a second copy of tied embeddings.
 
     Raises a `MergeError` if the base has no such tensors, or if only one of its tied embeddings and output layer changes.
@@ -130,7 +130,7 @@ def fit_to_base(adapter: Adapter, folder: Path, config: dict[str, Any], entries:
             actual = f"has {weight!r} of shape {list(entry.shape)}" if entry else f"has no tensor {weight!r}"
             raise MergeError(
                 f"The adapter {adapter.folder} changes {weight!r} of shape [{b.shape[0]}, {a.shape[1]}], but its base "
-                f"{folder} {actual}. Set base_model to the model that the adapter was trained on."
+                f"{folder} {actual}. {fix}."
             )
     for weight, entry in adapter.full_modules.items():
         if weight not in entries or entries[weight].shape != entry.shape:

@@ -14,7 +14,7 @@ from .adapters import Adapter, fit_to_base, open_adapter
 from .averaging import from_float, to_float32
 from .errors import MergeError
 from .layout import Shape
-from .places import check_is_checkpoint, find_base, locate, refuse_links_out
+from .places import SET_BASE, check_is_checkpoint, find_base, locate, refuse_links_out
 from .tensor_files import PIECE, TensorEntry, equal_blocks, read_all, read_blocks, read_header
 
 LARGEST_JSON = 50_000_000  # bytes, of a configuration or an index
@@ -103,7 +103,13 @@ def cut(blocks: Iterator[np.ndarray], start: int, stop: int | None) -> Iterator[
 
 
 def open_source(
-    name: str, origin: str, base: str | None = None, *, folder: Path | None = None, over: Path | None = None
+    name: str,
+    origin: str,
+    base: str | None = None,
+    *,
+    folder: Path | None = None,
+    over: Path | None = None,
+    fix: str = SET_BASE,
 ) -> Source:
     """Opens a folder or Hub id. A folder with adapter_config.json is an adapter over the base that it names.
 
@@ -113,6 +119,7 @@ def open_source(
         base: model to use as the adapter's base if the one that it names does not exist.
         folder: where the origin is, if that is known.
         over: where the adapter's base is, if that is known.
+        fix: what to do about an adapter without its base, for messages.
 
     Raises:
         MergeError: if a file is missing, truncated or unreadable. The message names the file.
@@ -122,9 +129,9 @@ def open_source(
         return Source(name, origin, open_checkpoint(folder))
     refuse_links_out(folder)
     adapter = open_adapter(folder, read_json(folder / "adapter_config.json"))
-    base_folder, adapter.base_is_fallback = (over, False) if over else find_base(folder, adapter.config, base)
+    base_folder, adapter.base_is_fallback = (over, False) if over else find_base(folder, adapter.config, base, fix)
     checkpoint = open_checkpoint(base_folder)
-    fit_to_base(adapter, base_folder, checkpoint.config, checkpoint.entries)
+    fit_to_base(adapter, base_folder, checkpoint.config, checkpoint.entries, fix)
     return Source(name, origin, checkpoint, adapter)
 
 

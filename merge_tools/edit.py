@@ -74,7 +74,7 @@ def add(
     if recompose:
         return composed_again(old, recipe, out, progress)
     new = recipe.experts[-1]
-    source = open_source(new.name, new.source_model, old.base_model)
+    source = open_source(new.name, new.source_model, old.base_model, fix="Merge it with peft first")
     set_own_paths(old, new, source)
     warnings = check_new_expert(old, source, recipe)
     rows = new_gate_rows(recipe, old)

@@ -85,14 +85,6 @@ class Mixture:
     def _check_record(self):
         if [source["name"] for source in self.record["experts"]] != self.names:
             raise MergeError(f"{self.folder / RECORD} lists other experts than its recipe. Copy or compose it again.")
-        for source in [self.record["base"], *self.record["experts"]]:
-            if not all(isinstance(source[key], str) for key in ("name", "source")) or not source["files"]:
-                raise MergeError(
-                    f"{self.folder / RECORD} has no name, source or files for {source['name']!r}. Copy or compose the "
-                    "mixture again."
-                )
-            for file in source["files"]:
-                file["name"], file["bytes"]
 
     def layout(self) -> list[str | RoutedPart]:
         """The names of the tensors that are not routed, and the routed parts, in the order in which they are written."""

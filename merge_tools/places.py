@@ -20,6 +20,7 @@ REVISION = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)@([\w./-]+)")  # of mergekit
 DOWNLOADED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.md"]
 READ_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".md", ".py")  # of the files that a merge reads
 TEMPLATES = "additional_chat_templates"
+SET_BASE = "Set base_model in the recipe to the model that it was trained on"
 QUANTISED = re.compile(r"(-unsloth)?-bnb-[48]bit$")  # how the names of quantised copies of a model end
 
 
@@ -140,10 +141,11 @@ def blobs_of(folder: Path) -> list[Path]:
     return [place.parent / "blobs" for place in snapshots[:1]]
 
 
-def find_base(folder: Path, config: dict[str, Any], fallback: str | None) -> tuple[Path, bool]:
+def find_base(folder: Path, config: dict[str, Any], fallback: str | None, fix: str = SET_BASE) -> tuple[Path, bool]:
     """The folder of an adapter's base, and whether it is the recipe's `base_model`, because the named base does not exist.
 
-    A relative path is looked for in the folder of the adapter and in those that contain it, then in the working directory.
+    A relative path is looked for in the folder of the adapter and in those that contain it, then in the working directory. `fix`
+    is what a message advises if there is no base.
     """
     named = config.get("base_model_name_or_path")
     if isinstance(named, str) and named:
@@ -158,16 +160,13 @@ def find_base(folder: Path, config: dict[str, Any], fallback: str | None) -> tup
             return expand_user(named), False
         if fallback is None and QUANTISED.search(named):
             raise MergeError(
-                f"The adapter {folder} was trained on {named!r:.200}, a quantised copy, which cannot be merged. Set base_model "
-                f"to the model in 16 or 32 bits, such as {QUANTISED.sub('', named):.200}."
+                f"The adapter {folder} was trained on {named!r:.200}, a quantised copy, which cannot be merged. {fix}: in 16 or 32 "
+                f"bits it is {QUANTISED.sub('', named):.200}."
             )
         if not is_local_path(named) and (fallback is None or not os.path.isdir(expand_user(fallback))):
             return locate(named, config.get("revision")), False
     if fallback is None:
-        raise MergeError(
-            f"{folder} is an adapter over {named!r}, which does not exist. Set base_model in the recipe to its base, or put the "
-            "base there."
-        )
+        raise MergeError(f"{folder} is an adapter over {named!r}, which does not exist. {fix}, or put the base there.")
     return locate(fallback), True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import escape, short_repr
+from run_tools.errors import escape, short_reason, short_repr
 
 from .checkpoints import Source
 from .errors import MergeError
@@ -58,9 +58,13 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise MergeError(f"{folder} has no {RECORD}. Give a folder that merge-experts has written.")
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise MergeError(f"{path} cannot be read ({error}). Copy or compose the mixture again.") from error
-    missing = [key for key in RECORD_KEYS if not isinstance(record, dict) or key not in record]
+    except (ValueError, OSError, RecursionError) as error:
+        raise MergeError(
+            f"{path} cannot be read ({short_reason(error)}). Copy or compose the mixture again."
+        ) from error
+    if not isinstance(record, dict):
+        raise MergeError(f"{path} is damaged: it holds a {type(record).__name__}. Copy or compose the mixture again.")
+    missing = [key for key in RECORD_KEYS if key not in record]
     if missing:
         raise MergeError(f"{path} is missing the key {missing[0]!r}. Copy or compose the mixture again.")
     for key, value, valid in record_values(record):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from run_tools.errors import short_reason
 from ..errors import MergeError
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+OWN = re.compile(r"[0-9a-f]{24}\.safetensors")  # a file of the cache
 BLOCK = 2048  # texts that are embedded and cached at once
 
 
@@ -27,7 +29,7 @@ class Cache(dict):
         self.folder = Path(folder) if folder else None
         if self.folder:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for path in sorted(self.folder.glob("*.safetensors")):
+            for path in sorted(filter(lambda path: OWN.fullmatch(path.name), self.folder.iterdir())):
                 table = load_file(path)
                 self.update(zip(map(bytes, table["keys"]), table["vectors"], strict=True))
 
