@@ -1,6 +1,5 @@
 """The first values of gates: drawn, or computed from texts of each expert in one run of the base model, see `gate_modes`."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from run_tools.errors import short_repr
-
 from .checkpoints import Source
 from .encoding import open_encoder
 from .errors import MergeError
 from .gate_modes import GATE_MODES, DrawnMode, TextMode, mean_state
 from .layout import RoutedPart, Shape, gated_parts
 from .recipe import ExpertRecipe, Recipe
+from .texts import prompt_of, read_texts
 
 MAX_SAMPLES = 256  # texts of an expert that its centroid is computed from
 CARD_PROMPTS = 2  # prompts per expert in the model card
@@ -71,36 +69,16 @@ def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]
 
 
 def read_samples(path: Path, seed: int) -> list[str]:
-    """Reads a .txt file (one text per line) or a .jsonl file (`text`, `prompt`, or `term` and `context`).
+    """Reads a .txt or .jsonl file (`text`, `prompt`, or `term` and `context`); of more than MAX_SAMPLES texts some are drawn.
 
-    Lines end at line feeds only, because texts can contain other Unicode line separators. Of more than MAX_SAMPLES texts
-    some are selected at random.
-
-    Raises:
-        MergeError: if the file is missing, not UTF-8, empty, or has rows without text.
+    Raises a `MergeError` if the file is missing, not UTF-8, empty, or has rows without text.
     """
     if not path.is_file():
         raise MergeError(f"samples={str(path)!r} does not exist. Give a .jsonl or .txt file.")
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise MergeError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it to UTF-8.") from error
-    if path.suffix == ".jsonl":
-        from modeling_lexicon.data_lexicon import format_prompt  # imports torch, which takes seconds
 
-    texts = []
-    for number, line in enumerate((line.removesuffix("\r") for line in lines), 1):
-        if not line.strip():
-            continue
-        if path.suffix == ".jsonl":
-            try:
-                row = json.loads(line)
-                line = row.get("text") or row.get("prompt") or format_prompt(row["term"], row["context"])
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-                raise MergeError(f"{path}, line {number} needs text, prompt, or term and context.") from error
-            if not isinstance(line, str):
-                raise MergeError(f"{path}, line {number}: {short_repr(line)} is not a text. Put it in quotes.")
-        texts.append(line)
+    texts = read_texts(
+        path, lambda row: row.get("text") or row.get("prompt") or prompt_of(row), "text, prompt, or term and context"
+    )
     if not texts:
         raise MergeError(f"{path} has no samples. Add some, or use gate_mode: random.")
     if len(texts) > MAX_SAMPLES:

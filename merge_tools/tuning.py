@@ -1,6 +1,5 @@
 """Tunes the gates of a mixture on texts of its domains, with frozen experts, and reports perplexity before and after."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from .plan import OutputTensor, copy_tensor, measure
 from .provenance import RECORD
 from .routing import open_mixture
 from .shard_writer import Progress
+from .texts import prompt_of, read_texts
 from .tokenizers import carried_files
 
 FEW_HELD_OUT = 5  # texts, with fewer of which a perplexity shows little
@@ -115,13 +115,9 @@ def warn_of_few_texts(table: Mapping[str, dict[str, Any]]) -> list[str]:
 
 def validate(steps: int, learning_rate: float, batch_size: int, max_length: int, holdout: float):
     """Raises a `MergeError` for the first option that is out of range."""
-    for name, value, valid in (
-        ("steps", steps, steps >= 1),
-        ("batch_size", batch_size, batch_size >= 1),
-        ("max_length", max_length, max_length >= 2),
-    ):
-        if not valid:
-            raise MergeError(f"{name} must be at least {2 if name == 'max_length' else 1}, got {value}.")
+    for name, value, least in (("steps", steps, 1), ("batch_size", batch_size, 1), ("max_length", max_length, 2)):
+        if value < least:
+            raise MergeError(f"{name} must be at least {least}, got {value}.")
     if not 0 < learning_rate <= 1:
         raise MergeError(f"learning_rate must be above 0 and at most 1, got {learning_rate}.")
     if not 0 < holdout < 1:
@@ -135,44 +131,22 @@ def check_free(out: Path):
         raise MergeError(f"{out} exists and is not empty. Choose another folder, or delete it first.")
 
 
-def read_texts(path: Path) -> list[str]:
-    """The different texts of a file in their order; raises a `MergeError` if it has fewer than two."""
-    path = expand_user(path)
-    if not path.is_file():
-        raise MergeError(f"The file {str(path)!r} does not exist. Give a .jsonl or .txt file.")
-    try:
-        lines = path.read_bytes().decode("utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise MergeError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it to UTF-8.") from error
-    texts = []
-    for number, line in enumerate((line.strip() for line in lines), 1):
-        if line and path.suffix == ".jsonl":
-            line = text_of_row(path, number, line)
-        if line:
-            texts.append(line)
-    texts = list(dict.fromkeys(texts))
-    if len(texts) < 2:
-        raise MergeError(
-            f"{path} has {len(texts)} different texts. Give at least 2: one to train on, one to measure with."
-        )
-    return texts
-
-
-def text_of_row(path: Path, number: int, line: str) -> str:
-    """The text of a row of JSON Lines."""
-    from modeling_lexicon.data_lexicon import format_prompt
-
-    try:
-        row = json.loads(line)
-        text = row["text"] if "text" in row else format_prompt(row["term"], row["context"]) + row["definition"]
-        return text.strip()
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise MergeError(f"{path}, line {number} needs text, or term, context and definition.") from error
+def text_of_row(row: dict[str, Any]) -> Any:
+    """The text of a row: `text`, or a prompt and its definition."""
+    return row["text"] if "text" in row else prompt_of(row) + row["definition"]
 
 
 def split_texts(path: Path, holdout: float) -> tuple[list[str], list[str]]:
     """The texts to train on, and those that are held out: spread evenly over the file."""
-    texts = read_texts(path)
+    path = expand_user(path)
+    if not path.is_file():
+        raise MergeError(f"The file {str(path)!r} does not exist. Give a .jsonl or .txt file.")
+    found = read_texts(path, text_of_row, "text, or term, context and definition")
+    texts = list(dict.fromkeys(text.strip() for text in found))
+    if len(texts) < 2:
+        raise MergeError(
+            f"{path} has {len(texts)} different texts. Give at least 2: one to train on, one to measure with."
+        )
     count = max(1, min(round(len(texts) * holdout), HOLDOUT_LIMIT, len(texts) - 1))
     held_out = {(2 * i + 1) * len(texts) // (2 * count) for i in range(count)}
     return [t for i, t in enumerate(texts) if i not in held_out], [texts[i] for i in sorted(held_out)]

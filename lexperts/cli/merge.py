@@ -18,6 +18,7 @@ from merge_tools.clustering.pipeline import EMBEDDED, METHODS
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe import ALLOWANCES
 from merge_tools.shard_writer import SHARD_BYTES
+from run_tools.errors import short_repr
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from . import merge_screen
@@ -182,7 +183,7 @@ def verify(
     """
     with screen(as_json, debug) as view:
         with progress_bars(view) as progress:
-            result = merge_tools.verify(folder, sources=read_pairs(moved), sha256=sha256, progress=progress)
+            result = merge_tools.verify(folder, sources=read_moved(moved), sha256=sha256, progress=progress)
         if as_json:
             print_json(result)
         for name, files in result.get("files", {}).items():
@@ -200,12 +201,24 @@ def verify(
             raise typer.Exit(1)
 
 
-def read_pairs(pairs: list[str] | None) -> dict[str, str]:
+def read_pairs(option: str, pairs: list[str] | None, example: str) -> dict[str, str]:
     """`["law=models/law"]` -> `{"law": "models/law"}`."""
+    read = {}
     for pair in pairs or []:
-        if not all(pair.partition("=")[::2]):
-            raise MergeError(f"--moved {pair!r:.200} is not NAME=FOLDER. Example: --moved law=models/law")
-    return dict(pair.split("=", 1) for pair in pairs or [])
+        name, _, value = (part.strip() for part in pair.partition("="))
+        if not (name and value):
+            raise MergeError(
+                f"{option} {short_repr(pair)} is not {example.split()[0]}. Example: {option} {example.split()[1]}"
+            )
+        if name in read:
+            raise MergeError(f"Two values of {option} have the name {short_repr(name)}. Give each another name.")
+        read[name] = value
+    return read
+
+
+def read_moved(pairs: list[str] | None) -> dict[str, str]:
+    """Name of a source -> where it is now."""
+    return read_pairs("--moved", pairs, "NAME=FOLDER law=models/law")
 
 
 def edit(view: Screen, out: Path, function: Callable[..., dict[str, Any]], *args, **options) -> dict[str, Any]:
@@ -240,7 +253,7 @@ def add(
     with screen(as_json, debug, out) as view:
         let_threads_sleep()
         options = {"source_model": source, "name": name, "positive_prompts": prompt, "samples": samples}
-        flags = {"recompose": recompose, "allow": allow or (), "sources": read_pairs(moved)}
+        flags = {"recompose": recompose, "allow": allow or (), "sources": read_moved(moved)}
         edit(view, out, merge_tools.add, folder, options, out, **flags)
 
 
@@ -260,7 +273,7 @@ def remove(
     """
     with screen(as_json, debug, out) as view:
         let_threads_sleep()
-        flags = {"recompose": recompose, "sources": read_pairs(moved)}
+        flags = {"recompose": recompose, "sources": read_moved(moved)}
         edit(view, out, merge_tools.remove, folder, expert, out, **flags)
 
 
@@ -271,7 +284,7 @@ def extract(folder: Folder, out: Out, expert: Name, moved: Moved = None, as_json
     Example: lexperts merge extract mixture dense --expert medicine
     """
     with screen(as_json, debug, out) as view:
-        result = edit(view, out, merge_tools.extract, folder, expert, out, sources=read_pairs(moved))
+        result = edit(view, out, merge_tools.extract, folder, expert, out, sources=read_moved(moved))
         view.print(format_shared_diff(result["shared"]))
 
 
@@ -352,9 +365,7 @@ def tune(
         from keyphrase_tools.loading import parse_device
 
         check_new_folder("OUT", out)
-        domains = dict(read_domain(text) for text in domain)
-        if len(domains) < len(domain):
-            raise MergeError("Two domains have the same name. Give each --domain another name.")
+        domains = read_pairs("--domain", domain, "NAME=FILE law=law.jsonl")
         options: dict = {
             "steps": steps,
             "learning_rate": learning_rate,
@@ -373,14 +384,6 @@ def tune(
         view.warnings(result)
         view.result(result, lambda: merge_screen.render_tuning(result))
         view.print(f"wrote {out}")
-
-
-def read_domain(text: str) -> tuple[str, str]:
-    """NAME=FILE as a pair."""
-    name, equals, file = text.partition("=")
-    if not (name.strip() and equals and file.strip()):
-        raise MergeError(f"--domain {text!r:.200} is not NAME=FILE. Example: --domain law=law.jsonl")
-    return name.strip(), file.strip()
 
 
 @app.command()

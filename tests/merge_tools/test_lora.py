@@ -220,6 +220,10 @@ def test_adding_an_adapter_equals_adding_the_merged_expert(pair, make_expert, tm
     stranger = adapt(first[1], tmp_path / "stranger", 3, target_modules=MLP)[0]
     with pytest.raises(MergeError, match="is an adapter over"):
         add(tmp_path / "two", {"source_model": str(stranger), "name": "new"}, tmp_path / "out")
+    compose(recipe_of(named(first)), tmp_path / "without base_model")
+    edit_json(stranger / "adapter_config.json", base_model_name_or_path="/no/longer/there")
+    with pytest.raises(MergeError, match="does not exist. Merge it with peft first, or put the base there"):
+        add(tmp_path / "without base_model", stranger, tmp_path / "out")
 
 
 def test_verify_applies_adapters_and_finds_a_changed_one(pair, tmp_path):
