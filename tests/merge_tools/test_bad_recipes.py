@@ -102,16 +102,6 @@ def test_an_invalid_recipe_is_refused(name, pair, tmp_path):
     refused(tmp_path, recipe_of(pair) | changes, pattern)
 
 
-@pytest.mark.parametrize("name", [name for name, (changes, _) in RECIPES.items() if None not in changes])
-def test_the_same_from_a_file(name, pair, tmp_path):
-    """The error is the same, on one line."""
-    yaml = pytest.importorskip("yaml")
-    changes, pattern = RECIPES[name]
-    (tmp_path / "recipe.yml").write_text(yaml.safe_dump(recipe_of(pair) | changes))
-    result = refused(tmp_path, tmp_path / "recipe.yml", pattern)
-    assert all("\n" not in line for line in result)
-
-
 FILES = {
     "empty": ("", "mapping.*experts: "),
     "a list": ("- a\n- b\n", "mapping"),
@@ -122,6 +112,7 @@ FILES = {
     "an object": ("experts: !!python/object/apply:os.system ['true']\n", "YAML: could not determine"),
     "not UTF-8": (b"experts: \xff\xfe\n", "UTF-8"),
     "a nest": ("[" * 700, "recipe.yml .* deep"),
+    "an invalid value": ("experts: [a, b]\nexperts_per_token: two\n", "experts_per_token .* got 'two'"),
 }
 
 

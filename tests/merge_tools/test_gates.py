@@ -95,18 +95,6 @@ def test_random_gates_differ_by_seed_layer_part_and_expert(experts, tmp_path):
     assert len(rows) == 2 * 2 * 2 * 3 and len({tuple(row.tolist()) for row in rows}) == len(rows)
 
 
-def test_another_expert_does_not_change_the_random_rows_of_the_others(experts, tmp_path):
-    three, four = (composed(tmp_path / str(n), as_experts(experts(n))) for n in (3, 4))
-    for name in three:
-        assert torch.equal(four[name][:3], three[name])
-        assert not torch.equal(four[name][3], three[name][2])
-
-
-def test_zeros_are_zeros(experts, tmp_path):
-    result = composed(tmp_path / "out", as_experts(experts(3)), gate_mode="zeros")
-    assert len(result) == 2 and all(gate.shape == (3, 32) and not gate.any() for gate in result.values())
-
-
 def test_router_input_gates_are_the_mean_router_input(experts, tmp_path):
     folders = experts(3)
     result = composed(tmp_path / "out", as_experts(folders), gate_mode="router_input")

@@ -139,16 +139,6 @@ def test_in_bf16_the_sum_is_rounded_once(pair, tmp_path):
         assert not torch.equal(result, weight + delta.bfloat16())  # negative control: two roundings show
 
 
-def test_an_adapter_next_to_a_full_checkpoint(pair, make_expert, tmp_path):
-    base, adapters, merged = pair(target_modules=MLP + ATTENTION)
-    other = make_expert(tmp_path / "other", seed=5)
-    for name, first in (("adapter", adapters[0]), ("merged", merged[0])):
-        compose(recipe_of(named([first, other]), base_model=str(base)), tmp_path / f"{name}_out")
-    ours, theirs = read_tensors(tmp_path / "adapter_out"), read_tensors(tmp_path / "merged_out")
-    for name in ours:
-        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
-
-
 @pytest.mark.parametrize("scaling", [{"use_rslora": True}, {"lora_alpha": 16}, {"alpha_pattern": {"up_proj": 1}}])
 def test_the_scaling_is_read_from_the_configuration(pair, tmp_path, scaling):
     """Negative control for the equalities above: another scaling gives other weights."""
