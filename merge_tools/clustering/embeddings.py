@@ -5,7 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
 from run_tools.errors import short_reason
+from run_tools.fingerprints import sha256_of
 
 from ..errors import MergeError
 
@@ -52,17 +53,8 @@ def model_identity(embedder: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".json", ".safetensors", ".bin", ".txt", ".model"):
-            status = path.stat()
-            content = file_hash(str(path.resolve()), status.st_size, status.st_mtime_ns)
-            digest.update(json.dumps([path.relative_to(folder).as_posix(), content]).encode())
+            digest.update(json.dumps([path.relative_to(folder).as_posix(), sha256_of(path)]).encode())
     return digest.hexdigest()
-
-
-@lru_cache(maxsize=1024)
-def file_hash(path: str, size: int, modified: int) -> str:
-    """SHA-256 of a file, which is read again only if its size or modification time changes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]:

@@ -69,7 +69,7 @@ def test_prompts_need_rows_in_the_embeddings(pair, tmp_path):
         ("rows.jsonl", "[1]\n", "rows.jsonl, line 1 needs"),
         ("rows.jsonl", '{"text": 5}\n', "rows.jsonl, line 1: 5 is not a text"),
         ("rows.jsonl", '{"prompt": ["a"]}\n', "rows.jsonl, line 1: .'a'. is not a text"),
-        ("rows.jsonl", "not json\n", "rows.jsonl, line 1 needs"),
+        ("rows.jsonl", "not json\n", "rows.jsonl, line 1: this is not valid JSON"),
         ("rows.txt", "\n\n", "rows.txt has no samples"),
         ("rows.txt", None, "samples='.*rows.txt' does not exist"),
         ("rows.txt", b"\xff\xfe\xfa", "rows.txt is not UTF-8"),

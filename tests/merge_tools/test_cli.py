@@ -326,7 +326,7 @@ import sys
 from merge_tools import check, compose
 check("recipe.yml", "out", deep=True)
 compose("recipe.yml", "out")
-print(sorted({"torch", "transformers", "huggingface_hub", "rich", "typer"} & set(sys.modules)))
+print(sorted({"torch", "transformers", "huggingface_hub.hf_api", "httpx", "rich", "typer"} & set(sys.modules)))
 """
 
 
