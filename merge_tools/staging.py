@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from run_tools.claims import LOCK, RECORD, Claim, find_foreign, locked, remove_lock
+from run_tools.claims import LOCK, RECORD, TEMPORARY, Claim, find_foreign, locked, remove_lock
 from run_tools.errors import expand_user
 from run_tools.files import sync
 
@@ -69,9 +69,12 @@ def staging_folder(out: Path, command: str, settings: dict[str, Any], resume: bo
             raise ResumableError(
                 f"Cannot resume the run in {folder}: it has another recipe or other sources. Start again without --resume."
             )
-        if claim and not resume:
-            claim.clear()
-        if not claim or not resume:
+        if claim and resume:
+            for path in filter(lambda path: TEMPORARY.fullmatch(path.name), list(folder.rglob("*"))):
+                path.unlink()  # that a killed process was writing
+        else:
+            if claim:
+                claim.clear()
             claim = Claim.create(folder, command, settings)
         try:
             yield claim
