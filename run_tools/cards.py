@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from huggingface_hub.repocard_data import ModelCardData
-
 from .errors import escape
 
 if TYPE_CHECKING:
@@ -48,6 +46,8 @@ class ModelUse(NamedTuple):
 
 def join_card(metadata: dict[str, Any], *sections: str) -> str:
     """The text of a card: fields of `ModelCardData` that are not `None` or empty, and the sections that are not empty."""
+    from huggingface_hub import ModelCardData  # which imports what `--help` need not wait for
+
     data = ModelCardData(**{name: value for name, value in metadata.items() if value})
     return f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(filter(None, sections)).rstrip("\n") + "\n"
 
@@ -181,6 +181,8 @@ def read_card(path: Path) -> "ModelCard | None":
 
 def is_blank(card: "ModelCard") -> bool:
     """Whether a card is the unedited template that transformers writes for a model without a card."""
+    from huggingface_hub import ModelCardData
+
     if "[More Information Needed]" not in card.text:
         return False
     try:
