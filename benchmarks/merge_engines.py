@@ -11,7 +11,6 @@ Each engine runs in a Python of its own, named on the command line; what is not 
 The models are tiny, with random weights in bfloat16 that are opened in float32: what is compared is what the engines compute.
 """
 
-import argparse
 import importlib.metadata
 import json
 import subprocess
@@ -19,18 +18,45 @@ import sys
 import tempfile
 from pathlib import Path
 
-import common
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import yaml
+from common import make_parser, write
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, normalizers, processors
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from merge_tools import MergeError, compose, export, split_fused_experts
 from merge_tools.families import FAMILIES, MIXTURES
-from tests.merge_tools.conftest import logits_of, open_model, read_tensors, recipe_of
-from tests.merge_tools.gguf_models import byte_level
-from tests.merge_tools.test_families import MODELS, save
-from tests.merge_tools.test_mergekit_differential import RECIPES, recipe_file
 
+# name -> (model_type, fields of its configuration)
+MODELS = {
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral with a window": ("mistral", {"sliding_window": 8}),
+    "qwen2": ("qwen2", {}),
+    "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True, "tie_word_embeddings": True}),
+    "olmo2": ("olmo2", {}),
+}
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+# of the experts that mergekit merges, and its recipes, as the examples in its docs/moe.md with other models
+PROMPTS = {
+    "hermes": ["<|im_start|>user\nHello, who are you?<|im_end|>", "<|im_start|>user\nI need help with"],
+    "medicine": ["As a doctor of medicine,"],
+    "adventure": ["[Genres: Science Fiction]\n[Tags: humor, old school, sci fi]", "> get ye flask"],
+    "german": ["<|im_start|>user\nWie geht es dir?<|im_end|>", "Das ist ein Satz auf Deutsch."],
+}
+RECIPES = {
+    "several models of one family": {"gate_mode": "hidden", "dtype": "bfloat16"},
+    "without a gate mode, negative prompts": {"dtype": "float32", "experts_per_token": 3},
+    "embeddings": {"gate_mode": "cheap_embed"},
+    "upcycling": {"gate_mode": "random", "dtype": "bfloat16"},
+}
 IDS = [(7 * i) % 250 + 3 for i in range(40)]
 STEPS = 30
 # Each runs in another Python: the cases and ids as JSON in, a row for each case as JSON out.
@@ -97,20 +123,83 @@ def difference(logits, expected: torch.Tensor) -> float:
     return float((torch.tensor(logits) - expected).abs().max())
 
 
+def save_tokenizer(folder: Path) -> int:
+    """A BPE with byte fallback, as transformers converts SentencePiece's; returns the size of its vocabulary."""
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{i:02X}>" for i in range(256)),
+        "▁",
+        *map(chr, range(ord("a"), ord("z") + 1)),
+    ]
+    tokenizer = Tokenizer(
+        models.BPE({piece: i for i, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokens = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens).save_pretrained(folder)
+    return len(pieces)
+
+
+def save_expert(folder: Path, name: str, seed: int) -> Path:
+    """Saves a tiny model of a family in bfloat16, all of its weights random, and a tokenizer."""
+    model_type, options = MODELS[name]
+    config = CONFIG_MAPPING[model_type](**SIZES, vocab_size=save_tokenizer(folder), **options)
+    model, generator = AutoModelForCausalLM.from_config(config), torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        p.data = torch.randn(p.shape, generator=generator) * (0.2 if p.dim() > 1 else 0.1) + ("norm" in name)
+    model.bfloat16().save_pretrained(folder)
+    return folder
+
+
+def save_recipe(folder: Path, name: str, family: str) -> Path:
+    """Saves a recipe that mergekit reads too, with its models in the same folder."""
+    base, experts = save_expert(folder / "base", family, 10), []
+    for seed, (expert, prompts) in enumerate(PROMPTS.items()):
+        if name == "upcycling":
+            experts.append({"source_model": str(base)})
+            continue
+        source = save_expert(folder / expert, family, seed)
+        experts.append({"source_model": str(source), "positive_prompts": prompts})
+        if name in ("embeddings", "without a gate mode, negative prompts") and expert in ("hermes", "german"):
+            experts[-1]["negative_prompts"] = PROMPTS["medicine"]
+    path = folder / "recipe.yml"
+    path.write_text(yaml.safe_dump({"base_model": str(base), "experts": experts, **RECIPES[name]}), encoding="utf-8")
+    return path
+
+
+def open_model(folder: Path):
+    """The model in float32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def logits_of(model) -> torch.Tensor:
+    """Logits of IDS, (tokens, vocabulary)."""
+    return model(torch.tensor([IDS])).logits[0]
+
+
+def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint."""
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
 def compose_family(folder: Path, name: str) -> dict:
     """Composes a mixture of other experts and one of equal experts; returns a row, with the reference logits."""
-    tokenizer = byte_level("qwen2" if name.startswith("qwen") else "gpt-2")
-    experts = [save(folder / f"expert {seed}", name, seed, torch.bfloat16, tokenizer) for seed in range(4)]
-    compose(recipe_of(experts), folder / "mixture")
-    equal = [{"source_model": str(experts[0]), "name": f"copy {i}"} for i in range(4)]
-    compose(recipe_of(equal), folder / "equal")
-    ids, dtype = torch.tensor([IDS]), torch.float32
-    dense, same, model = (open_model(folder / sub, dtype=dtype) for sub in ("expert 0", "equal", "mixture"))
-    expected, options = logits_of(model, ids)[0], {"do_sample": False, "min_new_tokens": STEPS, "max_new_tokens": STEPS}
+    experts = [str(save_expert(folder / f"expert {seed}", name, seed)) for seed in range(4)]
+    compose({"experts": [{"source_model": expert} for expert in experts]}, folder / "mixture")
+    equal = [{"source_model": experts[0], "name": f"copy {i}"} for i in range(4)]
+    compose({"experts": equal}, folder / "equal")
+    dense, same, model = (open_model(folder / sub) for sub in ("expert 0", "equal", "mixture"))
+    expected, options = logits_of(model), {"do_sample": False, "min_new_tokens": STEPS, "max_new_tokens": STEPS}
     model.generation_config.eos_token_id = None
-    generated = model.generate(ids, pad_token_id=0, **options)[0, len(IDS) :].tolist()
+    generated = model.generate(torch.tensor([IDS]), pad_token_id=0, **options)[0, len(IDS) :].tolist()
     row = {"class": type(model).__name__, "largest_logit": float(expected.abs().max())}
-    row["equal_experts"] = difference(logits_of(same, ids)[0].tolist(), logits_of(dense, ids)[0])
+    row["equal_experts"] = difference(logits_of(same).tolist(), logits_of(dense))
     return {"row": row, "expected": expected, "generated": generated}
 
 
@@ -147,7 +236,7 @@ def measure_mergekit(work: Path, options) -> dict[str, dict]:
         for family in ("llama", "mistral", "qwen3"):
             cases[f"{family}, {name}"] = folder = work / f"{family} {name}"
             folder.mkdir()
-            compose(recipe_file(folder, name, family), folder / "ours")
+            compose(save_recipe(folder, name, family), folder / "ours")
     rows = run(options.mergekit, MERGEKIT, cases)
     for name, row in rows.items():
         split_fused_experts(cases[name] / "fused", cases[name] / "repaired")
@@ -158,7 +247,7 @@ def measure_mergekit(work: Path, options) -> dict[str, dict]:
         row["gates"] = max(float((ours[key].float() - theirs[key].float()).abs().max()) for key in gates)
     if options.mergekit and options.transformers4:
         one = cases["llama, embeddings"]
-        expected = logits_of(open_model(one / "repaired", dtype=torch.float32), torch.tensor([IDS]))[0]
+        expected = logits_of(open_model(one / "repaired"))
         opened = run(options.transformers4, TRANSFORMERS_4, {key: one / key for key in ("fused", "repaired")})
         for key, row in opened.items():
             if "logits" in row:
@@ -175,7 +264,7 @@ def measure_mergekit(work: Path, options) -> dict[str, dict]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__, "merge_engines")
     for name in ("transformers4", "llama-cpp", "mergekit"):
         parser.add_argument(f"--{name}", type=Path, metavar="PYTHON")
     parser.add_argument("--converter", type=Path, metavar="convert_hf_to_gguf.py")
@@ -186,7 +275,7 @@ def main():
         print(f"{name:45}", json.dumps(row))
     classes = {name: MIXTURES[FAMILIES[kind].mixture].architecture for name, (kind, _) in MODELS.items()}
     settings = {"ids": len(IDS), "steps": STEPS, "classes": classes, "gguf": importlib.metadata.version("gguf")}
-    common.write("merge_engines", results, **settings)
+    write(options.name, results, **settings)
 
 
 if __name__ == "__main__":
