@@ -129,7 +129,7 @@ def silence_output() -> None:
 
 def short_reason(error: Exception) -> str:
     """The message of an exception on one line of at most 120 characters."""
-    text = " ".join((str(error) if isinstance(error, ValueError | OSError) else repr(error)).split())
+    text = one_line(error)
     return text if len(text) <= 120 else text[:117] + "..."
 
 

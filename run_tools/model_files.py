@@ -62,14 +62,14 @@ def find_file(name: str | os.PathLike, file: str, **options: Any) -> Path | None
     return None if found is None else Path(found)
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file.
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
 
     Raises:
-        CheckpointError: if it cannot be read.
+        CheckpointError: if it cannot be read, or holds anything else.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path} is not text in UTF-8: {error.reason} at byte {error.start}.") from error
     except RecursionError as error:
@@ -78,11 +78,6 @@ def read_json(path: Path) -> Any:
         raise CheckpointError(f"{path} is not JSON: {error}. Download or copy it again.") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises a `CheckpointError` for anything else."""
-    content = read_json(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} holds {short_repr(content)}, not a JSON object.")
     return content

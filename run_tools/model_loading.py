@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .errors import one_line
+from .errors import join_names, one_line
 from .model_files import (
     CONFIG,
     HUB_OPTIONS,
@@ -224,15 +224,6 @@ def check_shapes(name: Any, skeleton: Any, shapes: dict[str, tuple[int, ...]], c
             ) from cause
 
 
-def list_numbers(config: dict[str, Any], path: str = "") -> Iterator[tuple[str, int]]:
-    """Yields (key, value) of the integers in a configuration and in those inside it."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from list_numbers(value, f"{path}{key}.")
-        elif type(value) is int:
-            yield f"{path}{key}", value
-
-
 def check_all_loaded(name: Any, info: dict[str, Any], new: Sequence[str] = ()) -> None:
     """Raises a `CheckpointError` for weights that the files lack: transformers only warns, and leaves them at random.
 
@@ -242,10 +233,9 @@ def check_all_loaded(name: Any, info: dict[str, Any], new: Sequence[str] = ()) -
     """
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(tuple(new)))
     if missing:
-        names = ", ".join(missing[:SHOWN]) + (f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else "")
         unknown = sorted(info["unexpected_keys"])[:1]
         instead = f" They have {unknown[0]!r} and others instead." if unknown else ""
         raise CheckpointError(
-            f"{name}: the weights lack {names}, which would stay at random values.{instead} Pass a checkpoint of this kind of model, or "
+            f"{name}: the weights lack {join_names(missing, SHOWN)}, which would stay at random values.{instead} Pass a checkpoint of this kind of model, or "
             "save or copy it again."
         )
