@@ -5,6 +5,7 @@ import os
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -94,26 +95,21 @@ class Corpus:
         output: str | Path | None = None,
     ):
         self.delimiter, self.encoding = parse_delimiter(delimiter), parse_encoding(encoding)
-        self.source, self.text_column, self.title_column, self.id_column = (
-            str(source),
-            text_column,
-            title_column,
-            id_column,
-        )
-        self.keep = None if keep is None else list(keep)
+        self.source, self.text_column, self.title_column = str(source), text_column, title_column
+        self.id_column, self.keep = id_column, None if keep is None else list(keep)
         self._required = [text_column, *required, *([id_column] if id_column != "id" else [])]
         self._warned: set[str] = set()  # columns
         self.has_ids = False
         self._fs, self._paths, self._root = find_files(self.source, output)
         self._format = find_format(self.source, self._paths)
         self._check_options()
-        check = {
-            "txt": self._check_texts,
-            "jsonl": self._check_lines,
-            "csv": self._check_csv,
-            "parquet": self._check_parquet,
-        }
-        self.documents = check[self._format]()
+        check, self._read_file = {
+            "txt": (self._check_texts, self._read_text),
+            "jsonl": (self._check_lines, self._read_lines),
+            "csv": (self._check_csv, self._read_csv),
+            "parquet": (self._check_parquet, self._read_parquet),
+        }[self._format]
+        self.documents = check()
         """The number of documents, or `None` if it is known only after reading."""
 
     def describe(self) -> dict:
@@ -211,10 +207,9 @@ class Corpus:
 
     def _records(self) -> Iterator[Callable[[], dict]]:
         """For each document a function that parses it."""
-        read = {"txt": self._read_text, "jsonl": self._read_lines, "csv": self._read_csv, "parquet": self._read_parquet}
         for path in self._paths:
             try:
-                yield from read[self._format](path)
+                yield from self._read_file(path)
             except CONTENT_ERRORS as error:
                 if not is_data_error(error):
                     raise
@@ -235,10 +230,8 @@ class Corpus:
 
     def _check_options(self) -> None:
         """Raises a `SourceError` for an option that has no effect on the format."""
-        for name, value, formats in (
-            ("delimiter", self.delimiter, ("csv",)),
-            ("encoding", self.encoding, TEXT_FORMATS),
-        ):
+        for name, formats in (("delimiter", ("csv",)), ("encoding", TEXT_FORMATS)):
+            value = getattr(self, name)
             if value is not None and self._format not in formats:
                 kinds = ", ".join(f".{kind}" for kind in formats)
                 raise SourceError(
@@ -265,14 +258,11 @@ class Corpus:
         return sum(map(count_lines, self._paths))
 
     def _check_first_lines(self, path: str) -> None:
-        rows, count = [], 0
-        for record in islice(self._read_lines(path), FIRST):
-            count += 1
-            try:
-                rows.append(record())
-            except ValueError:
-                continue
-        rows = [row for row in rows if isinstance(row, dict)]
+        records = list(islice(self._read_lines(path), FIRST))
+        rows = []
+        for record in records:
+            with suppress(ValueError):
+                rows += [row] if isinstance(row := record(), dict) else []
         names = list(dict.fromkeys(name for row in rows for name in row))
         self.has_ids |= self.id_column in names
         for name in self._required:
@@ -283,7 +273,7 @@ class Corpus:
                 self._warned.add(name)  # once, not for each of many files
                 columns = ", ".join(map(repr, names))
                 warnings.warn(f"The first rows of {path} have no column {name!r}, only {columns}.", stacklevel=2)
-        if not count and len(self._paths) == 1:
+        if not records and len(self._paths) == 1:
             raise SourceError(f"There are no documents in {self.source}.")
 
     def _check_each(self, check: Callable[[str], int | None]) -> int:

@@ -232,7 +232,7 @@ def test_a_lost_connection_is_no_damaged_file(tmp_path, monkeypatch):
             yield partial(json.loads, b'{"text": "graph"}')
             raise error
 
-        monkeypatch.setattr(corpus, "_read_lines", read_lines)
+        monkeypatch.setattr(corpus, "_read_file", read_lines)
 
     for error in (TimeoutError(), ConnectionResetError(104, "reset"), HubError("503")):
         fail_with(error)
