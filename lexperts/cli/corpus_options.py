@@ -12,7 +12,7 @@ import typer
 from .common import RESUME, Debug, Device, print_error, user_errors
 
 SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .json, .csv or .parquet files, also s3://, gs:// or hf://."
-Source = Annotated[str, typer.Argument(help=SOURCE_HELP)]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl, .parquet or .csv file to write.")]
 TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
 TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]
@@ -109,7 +109,7 @@ def corpus_command(source_help: str = "", columns: bool = False, block_size: int
     shared = {**(COLUMNS if columns else {}), **OPTIONS, "block_size": (OPTIONS["block_size"][0], block_size)}
 
     def decorate(build: Callable) -> Callable:
-        source = Annotated[str, typer.Argument(help=f"{SOURCE_HELP} {source_help}".strip())]
+        source = Annotated[str, typer.Argument(metavar="SOURCE", help=f"{SOURCE_HELP} {source_help}".strip())]
         places = [make_parameter("source", source), make_parameter("output", Output)]
         own = [
             make_parameter(one.name, one.annotation, one.default)

@@ -1,7 +1,6 @@
 """Blocks processed by workers of Ray, and `KeyphraseExtractor` in Ray Data; skipped without Ray."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +22,8 @@ from run_tools.corpus.documents import Corpus
 from run_tools.corpus.engines import LocalEngine, RayEngine
 from run_tools.processes import assigned_cores
 from run_tools.resume import ResumableOutput
-from tests.corpora import extract_file, lines
+from tests.corpora import extract_file, lines, write_jsonl
+from tests.run_tools.ray_processes import Counts, LoadedInTurn
 
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +38,13 @@ def source(tmp_path_factory):
     path = tmp_path_factory.mktemp("source") / "in.parquet"
     parquet.write_table(pyarrow.table({"id": list(map(str, range(120))), "text": texts}), path)
     return path
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """The documents of `source`, all with a text."""
+    rows = [{"text": " ".join(f"graph {i} cut {j}" for j in range(1 + i % 9))} for i in range(120)]
+    return write_jsonl(tmp_path_factory.mktemp("texts") / "in.jsonl", rows)
 
 
 @pytest.fixture(scope="module")
@@ -64,92 +71,26 @@ def test_two_workers_write_what_one_process_writes(cluster, folder, source, outp
     assert found[:3] == (120, 3, []) and (tmp_path / "out.jsonl").read_bytes() == output_without_ray.read_bytes()
 
 
-class Fatal(KeyphraseExtractor):
-    """Kills its process at a document, the first time or always."""
-
-    def process_rows(self, rows, progress=lambda documents: None):
-        if any(row["text"] == "graph 45 cut 0" for row in rows) and not (self.once and self.once.exists()):
-            if self.once:
-                self.once.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().process_rows(rows, progress)
+def count_words(source, output, engine, **options):
+    corpus = Corpus(source, title_column=None)
+    return run_blocks(Counts(**options), corpus, output, block_size=10, engine=engine)
 
 
-@pytest.mark.parametrize("is_once", [True, False])
-def test_a_lost_workers_block_is_processed_again_and_not_forever(
-    cluster, is_once, folder, source, output_without_ray, tmp_path
-):
-    process = Fatal(folder)
-    process.once = tmp_path / "done" if is_once else None
-
-    def run():
-        return run_blocks(
-            process,
-            Corpus(source, title_column=None),
-            tmp_path / "out.jsonl",
-            block_size=10,
-            engine=RayEngine(workers=2),
-        )
-
-    if is_once:
-        assert run()[:2] == (120, 3) and (tmp_path / "done").exists()
-        assert lines(tmp_path / "out.jsonl") == lines(output_without_ray)
-    else:
-        with pytest.raises(
-            RuntimeError, match="Documents 40 to 49 could not be processed: its worker was lost 4 times"
-        ):
-            run()
+@pytest.mark.parametrize("workers, fatal", [(2, "graph 45 cut 0"), (1, "graph 45 cut 0"), (1, "describe")])
+def test_a_lost_worker_loads_the_model_again_and_repeats_its_block(cluster, workers, fatal, texts, tmp_path):
+    mark = tmp_path / "lost"
+    assert count_words(texts, tmp_path / "out.jsonl", RayEngine(workers=workers), fatal=fatal, mark=mark)[:2] == (
+        120,
+        0,
+    )
+    assert mark.exists() and all(row["loaded"] for row in lines(tmp_path / "out.jsonl"))
+    count_words(texts, tmp_path / "whole.jsonl", LocalEngine())
+    assert lines(tmp_path / "out.jsonl") == lines(tmp_path / "whole.jsonl")
 
 
-class LoadedWhenDescribed:
-    """A process that can work only after `describe`, as those of summaries and definitions, and whose worker is lost once."""
-
-    def __init__(self, mark, lost_in="", differs=False):
-        self.mark, self.lost_in, self.differs = mark, lost_in, differs
-
-    def lose(self, place):
-        if self.lost_in == place and not self.mark.exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def describe(self):
-        self.lose("describe")
-        self.is_loaded = True
-        return {"weights": os.getpid() if self.differs else 0}
-
-    def process_rows(self, rows, progress=lambda documents: None):
-        self.lose("process_rows")
-        time.sleep(self.differs)  # so that the other worker starts before the run ends
-        return [{"loaded": self.is_loaded} for _ in rows]
-
-    def types(self):
-        return {"loaded": pyarrow.bool_(), "error": pyarrow.string()}
-
-
-@pytest.mark.parametrize("workers, lost_in", [(1, "describe"), (1, "process_rows"), (2, "process_rows")])
-def test_a_worker_in_place_of_a_lost_one_loads_the_model(cluster, workers, lost_in, source, tmp_path):
-    corpus, engine = Corpus(source, title_column=None), RayEngine(workers=workers)
-    process = LoadedWhenDescribed(tmp_path / "lost", lost_in)
-    assert run_blocks(process, corpus, tmp_path / "out.jsonl", block_size=10, engine=engine)[:2] == (120, 0)
-    assert (tmp_path / "lost").exists() and all(row["loaded"] for row in lines(tmp_path / "out.jsonl"))
-
-
-class LoadedInTurn:
-    """Its second worker loads its model later; each result names its process."""
-
-    def __init__(self, first):
-        self.first = first
-
-    def describe(self):
-        try:
-            self.first.mkdir()
-        except FileExistsError:
-            time.sleep(2)
-        return {}
-
-    def process_rows(self, rows):
-        time.sleep(3)
-        return [{"process": os.getpid()} for _ in rows]
+def test_a_block_that_always_loses_its_worker_is_named(cluster, texts, tmp_path):
+    with pytest.raises(RuntimeError, match="Documents 40 to 49 could not be processed: its worker was lost 4 times"):
+        count_words(texts, tmp_path / "out.jsonl", RayEngine(workers=2), fatal="graph 45 cut 0")
 
 
 def test_as_many_blocks_as_workers_are_processed_together(cluster, source, tmp_path):
@@ -160,25 +101,9 @@ def test_as_many_blocks_as_workers_are_processed_together(cluster, source, tmp_p
     assert len({row["process"] for rows in results for row in rows}) == len(results) == 2
 
 
-def test_workers_with_different_models_are_refused(cluster, source, tmp_path):
-    process, engine = LoadedWhenDescribed(tmp_path / "lost", differs=True), RayEngine(workers=2)
+def test_workers_with_different_models_are_refused(cluster, texts, tmp_path):
     with pytest.raises(ValueError, match="not the same in all workers: they differ in weights"):
-        run_blocks(process, Corpus(source, title_column=None), tmp_path / "out.jsonl", block_size=1, engine=engine)
-
-
-def command(source, output, folder, *options):
-    return [
-        sys.executable,
-        "-m",
-        "lexperts",
-        "keyphrases",
-        "extract",
-        str(source),
-        str(output),
-        "--model",
-        folder,
-        *options,
-    ]
+        count_words(texts, tmp_path / "out.jsonl", RayEngine(workers=2), differs=True)
 
 
 def test_a_killed_run_resumes_with_a_worker_lost_and_ends_with_the_same_bytes(
@@ -186,7 +111,8 @@ def test_a_killed_run_resumes_with_a_worker_lost_and_ends_with_the_same_bytes(
 ):
     """First the driver is killed, then a worker of the run that resumes."""
     output, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
-    start = command(source, output, folder, "--engine", "ray", "--workers", "2", "--block-size", "10")
+    start = [sys.executable, "-m", "lexperts", "keyphrases", "extract", str(source), str(output), "--model", folder]
+    start += ["--engine", "ray", "--workers", "2", "--block-size", "10"]
 
     def run_until(blocks):
         process = subprocess.Popen(start, env=ENVIRONMENT, stderr=subprocess.PIPE)
