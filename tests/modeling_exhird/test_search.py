@@ -164,20 +164,12 @@ def test_words_outside_the_vocabulary_are_excluded_each_by_itself(tiny_exhird, b
 
 
 @each_number_of_beams
-def test_limits_are_kept_and_those_that_cannot_be_are_named(beams, tiny_exhird, batch_for):
+def test_limits_are_kept(beams, tiny_exhird, batch_for):
     model, batch = tiny_exhird("bigru"), without_labels(batch_for("bigru"))
     assert model.generate_phrases(**batch, num_beams=beams).ids.shape == (4, 5, 5)
     for phrases_, length in ((1, 2), (1, 3), (2, 8)):
         rows = model.generate_phrases(**batch, max_phrases=phrases_, max_words_per_phrase=length - 1, num_beams=beams)
         assert rows.ids.shape == (4, phrases_, length) and (rows.ids[:, :, 0] != PAD).all()
-    for wrong, message in (
-        ({"max_phrases": 0}, "max_phrases=0 must be at least 1"),
-        ({"max_words_per_phrase": 0}, "max_words_per_phrase=0 must be at least 1"),
-        ({"num_beams": 0}, "num_beams=0 must be at least 1"),
-        ({"exclusion_window": -2}, "exclusion_window=-2 must be at least -1"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            model.generate_phrases(**batch, **wrong)
 
 
 @each_number_of_beams

@@ -44,6 +44,7 @@ def test_datasets_are_given_when_it_is_made_or_called(summarize, model, tokenize
 
 
 def test_options_of_the_call_go_over_those_of_the_pipeline(summarize, model, tokenizer):
+    texts = TEXTS[:2]
     made = pipeline(
         "moe-summarization", model=model, tokenizer=tokenizer, device="cpu", max_length=30, num_beams=2, batch_size=3
     )
@@ -53,13 +54,13 @@ def test_options_of_the_call_go_over_those_of_the_pipeline(summarize, model, tok
         {"num_beams": 1},
         {"main_expert_only": True},
     ):
-        expected = summaries_by(model, TEXTS, tokenizer, **{"max_length": 30, "num_beams": 2, **options})
-        assert texts_of(made(TEXTS, **options)) == expected
-    expected = summaries_by(model, TEXTS, tokenizer, max_new_tokens=9, num_beams=2)
-    assert texts_of(made(TEXTS, max_new_tokens=9)) == expected
-    assert made(TEXTS) != summarize(TEXTS)
+        expected = summaries_by(model, texts, tokenizer, **{"max_length": 30, "num_beams": 2, **options})
+        assert texts_of(made(texts, **options)) == expected
+    expected = summaries_by(model, texts, tokenizer, max_new_tokens=9, num_beams=2)
+    assert texts_of(made(texts, max_new_tokens=9)) == expected
+    assert made(texts) != summarize(texts)
     made = pipeline("moe-summarization", model=model, tokenizer=tokenizer, device="cpu", max_new_tokens=30)
-    assert made(TEXTS[:2], max_length=12) == summarize(TEXTS[:2])
+    assert made(texts[:2], max_length=12) == summarize(texts)
 
 
 def test_long_texts_are_split_truncated_or_refused(summarize, model, tokenizer):
