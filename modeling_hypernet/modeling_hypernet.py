@@ -202,11 +202,7 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
     ```
     """  # fmt: skip
 
-    card_use = {
-        "what": "Classifies texts with titles",
-        "tag": "text-classification",
-        "package": "modeling_hypernet",
-    }
+    card_use = {"what": "Classifies texts with titles", "tag": "text-classification", "package": "modeling_hypernet"}
     model_class = HypernetModel
     lora_task = "SEQ_CLS"
 

@@ -37,10 +37,8 @@ _DIGIT_LAST = regex.compile(r"\p{Nd}\Z")
 _ENDINGS = frozenset(("s", "t", "d", "m", "ll", "re", "ve"))  # of contractions
 _NO_WORD = regex.compile(r"[\s\p{C}/\-\u2010-\u2013\u2217]*\Z")
 _BYTE = regex.compile(r"<0x([0-9A-F]{2})>")
-METASPACE, BYTE_SPACE = (
-    "\u2581",
-    "\u0120",
-)  # a space in tokens of SentencePiece ("▁graph") and in byte-level ones ("Ġgraph")
+METASPACE = "\u2581"  # a space in tokens of SentencePiece ("▁graph")
+BYTE_SPACE = "\u0120"  # a space in byte-level tokens ("Ġgraph")
 
 logger = logging.get_logger(__name__)
 

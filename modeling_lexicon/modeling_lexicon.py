@@ -354,11 +354,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
 class LexiconForSequenceClassification(LexiconPreTrainedModel):
     """Scores a text at its last real token: classes, or with one label a reward model (LM-Lexicon, Eq. 7)."""
 
-    card_use = {
-        "what": "Scores definitions",
-        "tag": "text-classification",
-        "package": "modeling_lexicon",
-    }
+    card_use = {"what": "Scores definitions", "tag": "text-classification", "package": "modeling_lexicon"}
     lora_task = "SEQ_CLS"
     _keys_to_ignore_on_load_unexpected = [r"lm_head", r"domain_centroids"]
 
