@@ -81,6 +81,10 @@ def gradients(model):
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def without(batch, *names):
+    return {name: value for name, value in batch.items() if name not in names}
+
+
 @pytest.fixture(scope="session")
 def batch():
     """Four texts of 9, 6, 9 and 4 tokens, two of them of no or another dataset; summaries of 5, 3, 6 and 4."""

@@ -12,13 +12,9 @@ from transformers.trainer_pt_utils import LabelSmoother
 from modeling_moesumm import MoeSummForConditionalGeneration
 from modeling_moesumm.layers_moesumm import margin_losses, token_losses
 from modeling_moesumm.routing_moesumm import RoutingContext
-from tests.modeling_moesumm.conftest import BACKBONES, each_backbone, gradients, surer, tiny_moesumm
+from tests.modeling_moesumm.conftest import BACKBONES, each_backbone, gradients, surer, tiny_moesumm, without
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")
-
-
-def without(batch, *names):
-    return {name: value for name, value in batch.items() if name not in names}
 
 
 def weighted_sum(values):

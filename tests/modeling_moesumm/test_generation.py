@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.modeling_moesumm.conftest import each_backbone, tiny_backbone, tiny_moesumm
+from tests.modeling_moesumm.conftest import each_backbone, tiny_backbone, tiny_moesumm, without
 
 NEW = 7
 WAYS = {
@@ -24,10 +24,6 @@ def generate(model, texts, way="greedy", **options):
     return model.generate(**texts, **options)
 
 
-def without_datasets(texts):
-    return {name: value for name, value in texts.items() if name != "dataset_ids"}
-
-
 @each_backbone
 @each_way
 def test_the_summary_is_the_same_with_and_without_a_cache(backbone, way, texts):
@@ -43,7 +39,7 @@ def test_the_summary_is_the_same_with_and_without_a_cache(backbone, way, texts):
 @each_way
 def test_main_expert_only_writes_what_the_backbone_writes(backbone, way, texts):
     stock, model = tiny_backbone(backbone), tiny_moesumm(backbone)
-    plain = without_datasets(texts)
+    plain = without(texts, "dataset_ids")
     expected = generate(stock, plain, way)
     for given in ({}, {"dataset": None}, {"main_expert_only": True}, {"dataset_ids": torch.full((4,), -1)}):
         assert torch.equal(generate(model, plain, way, **given), expected)
@@ -64,7 +60,7 @@ def test_a_row_of_a_mixed_batch_is_written_as_alone(backbone, way, texts):
 
 @each_way
 def test_names_write_what_ids_write(way, texts):
-    model, plain = tiny_moesumm(), without_datasets(texts)
+    model, plain = tiny_moesumm(), without(texts, "dataset_ids")
     by_ids = generate(model, texts, way)
     assert torch.equal(generate(model, plain, way, dataset=["news", "papers", None, "letters"]), by_ids)
     one = generate(model, plain, way, dataset="papers")
@@ -76,7 +72,7 @@ def test_names_write_what_ids_write(way, texts):
 def test_a_forced_deputy_speaks_in_encoder_and_decoder(way, texts):
     model = tiny_moesumm()
     written = [generate(model, texts, way, deputy_id=i) for i in range(3)]
-    assert torch.equal(written[0], generate(model, without_datasets(texts), way, deputy_id=0))
+    assert torch.equal(written[0], generate(model, without(texts, "dataset_ids"), way, deputy_id=0))
     assert torch.equal(written[0], generate(model, texts, way, deputy_id=0, use_cache=False))
     assert not torch.equal(written[0], written[1]) and not torch.equal(written[1], written[2])
 
@@ -87,7 +83,9 @@ def test_the_encoder_is_called_with_datasets(texts):
     with torch.no_grad():
         states = encoder(**texts)
         assert_close(states.last_hidden_state, model(**texts).encoder_last_hidden_state)
-        by_name = encoder(**without_datasets(texts), dataset=["news", "papers", None, "letters"]).last_hidden_state
+        by_name = encoder(
+            **without(texts, "dataset_ids"), dataset=["news", "papers", None, "letters"]
+        ).last_hidden_state
         assert torch.equal(by_name, states.last_hidden_state)
         assert not torch.allclose(encoder(**texts, main_expert_only=True).last_hidden_state, by_name)
     assert {id(p) for p in encoder.parameters()} < {id(p) for p in model.parameters()}
@@ -101,7 +99,7 @@ def test_the_encoder_is_called_with_datasets(texts):
 def test_flat_moe_writes(texts):
     model = tiny_moesumm(main_expert=False)
     assert torch.equal(
-        generate(model, texts, "beams"), generate(model, without_datasets(texts), "beams", use_cache=False)
+        generate(model, texts, "beams"), generate(model, without(texts, "dataset_ids"), "beams", use_cache=False)
     )
 
 
@@ -122,7 +120,7 @@ def test_scores_come_with_their_rows(texts):
 
 def test_a_misspelt_argument_is_refused(texts):
     with pytest.raises(ValueError, match="dataset_id'"):
-        tiny_moesumm().generate(**without_datasets(texts), dataset_id=texts["dataset_ids"])
+        tiny_moesumm().generate(**without(texts, "dataset_ids"), dataset_id=texts["dataset_ids"])
 
 
 def test_a_summary_longer_than_the_decoder_is_refused_before_it_is_begun(texts):

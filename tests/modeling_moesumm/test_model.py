@@ -20,15 +20,12 @@ from tests.modeling_moesumm.conftest import (
     surer,
     tiny_backbone,
     tiny_moesumm,
+    without,
 )
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`gradient_checkpointing_enable`", "ignore:No dataset was given in training"
 )
-
-
-def without(batch, *names):
-    return {name: value for name, value in batch.items() if name not in names}
 
 
 # --- main expert and backbone ---------------------------------------------------------------------------------------
