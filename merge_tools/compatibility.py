@@ -153,7 +153,10 @@ def check_with(report: Report, first: Source, other: Source, changed: dict[str, 
     """
     if other.checkpoint is not first.checkpoint:
         check_configuration(report, first, other, changed)
-        check_rows(report, first, other)
+        ours, theirs = first.shape.vocab_size, other.shape.vocab_size
+        if ours != theirs:
+            message = f"vocab_size is {theirs} ({ours} in {first.name}): embeddings have different numbers of rows."
+            report.add("error", "vocabulary", other.name, message, "vocab")
     check_rope(report, first, other)
 
 
@@ -201,11 +204,3 @@ def check_rope(report: Report, first: Source, other: Source):
     differences = ", ".join(describe_difference(key, theirs, ours, first) for key in changed)
     message = f"its RoPE settings differ: {differences}. Merged attention would use inconsistent positions."
     report.add("error", "rope", other.name, message, "rope")
-
-
-def check_rows(report: Report, first: Source, other: Source):
-    """Compares the number of embedding rows."""
-    ours, theirs = first.shape.vocab_size, other.shape.vocab_size
-    if ours != theirs:
-        message = f"vocab_size is {theirs} ({ours} in {first.name}): embeddings have different numbers of rows."
-        report.add("error", "vocabulary", other.name, message, "vocab")

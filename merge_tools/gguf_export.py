@@ -37,17 +37,30 @@ YARN = ("rope_type", "rope_theta", "factor", "original_max_position_embeddings",
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor of the file: its name, shape and dtype (safetensors' name), and its bytes in blocks."""
+    """A tensor of the file: its name, shape and dtype (safetensors' name), and the stored tensors or values that it consists of."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    blocks: Callable[[], Iterator[np.ndarray]]
+    parts: tuple[TensorEntry, ...] = ()
+    heads: int = 0  # in each of which the halves of the rows are interleaved
+    values: np.ndarray | None = None
 
     @property
     def nbytes(self) -> int:
         """Size in bytes without the padding after it."""
         return math.prod(self.shape) * (4 if self.dtype == "F32" else 2)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields its elements in blocks."""
+        if self.values is not None:
+            yield self.values
+        for part in self.parts:
+            for block in read_blocks(part, part.elements // self.heads if self.heads else PIECE):
+                if self.heads:
+                    half = part.shape[0] // self.heads // 2
+                    block = np.ascontiguousarray(block.reshape(2, half, -1).swapaxes(0, 1)).ravel()
+                yield block if self.dtype == part.dtype else to_float32(block, part.dtype)
 
 
 def export_gguf(
@@ -192,7 +205,7 @@ def plan_tensors(source: Source, shape: Shape, kind: MixtureClass) -> list[GgufT
     import gguf
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.gguf], shape.num_hidden_layers)
-    entries, tensors = dict(source.checkpoint.entries), []
+    entries, tensors = dict(source.checkpoint.entries), list[GgufTensor]()
     expected, experts = shape.tensors(), kind.count(source.config)
 
     def take(name: str, dims: tuple[int, ...]) -> TensorEntry:
@@ -212,18 +225,24 @@ def plan_tensors(source: Source, shape: Shape, kind: MixtureClass) -> list[GgufT
 
     for item in mixture_layout(shape, routed_parts(shape.num_hidden_layers, ["mlp"], None, kind)):
         if isinstance(item, str):
-            tensors.append(copied(gguf_name(item), take(item, expected[item]), heads_of(item, shape, kind)))
+            entry = take(item, expected[item])
+            dtype = entry.dtype if len(entry.shape) > 1 else "F32"
+            tensors.append(GgufTensor(gguf_name(item), entry.shape, dtype, (entry,), heads_of(item, shape, kind)))
             continue
         gate = take(item.gate, (experts, shape.hidden_size))
-        tensors.append(as_float32(gguf_name(item.gate), gate))
+        tensors.append(GgufTensor(gguf_name(item.gate), gate.shape, "F32", (gate,)))
         for dense, suffix in item.expert_tensors(shape):
-            parts = [take(item.expert(index, suffix), expected[dense]) for index in range(experts)]
-            stacked = gguf_name(dense.replace(".mlp.", ".mlp.experts."))
-            tensors.append(stack(stacked, parts))
+            parts = tuple(take(item.expert(index, suffix), expected[dense]) for index in range(experts))
+            if len({part.dtype for part in parts}) > 1:
+                raise MergeError(
+                    f"{parts[0].name!r} and the same tensor of other experts have different dtypes. Set dtype in the recipe."
+                )
+            name = gguf_name(dense.replace(".mlp.", ".mlp.experts."))
+            tensors.append(GgufTensor(name, (experts, *parts[0].shape), parts[0].dtype, parts))
         take_shared_expert(source, item, shape, take)
     if rope_parameters(source.config)["rope_type"] == "llama3":
         factors = llama3_factors(rope_parameters(source.config), shape.head_dim)
-        tensors.append(GgufTensor("rope_freqs.weight", factors.shape, "F32", lambda: iter([factors])))
+        tensors.append(GgufTensor("rope_freqs.weight", factors.shape, "F32", values=factors))
     if entries:
         raise MergeError(
             f"{source.folder} has the tensor {next(iter(entries))!r}, which a {kind.model_type} does not have."
@@ -250,41 +269,6 @@ def heads_of(name: str, shape: Shape, kind: MixtureClass) -> int:
     if kind.gguf != "LLAMA" or not match:
         return 0
     return shape.num_attention_heads if match[1] == "q" else shape.num_key_value_heads
-
-
-def copied(name: str, entry: TensorEntry, heads: int) -> GgufTensor:
-    """A stored tensor, in float32 if it is a vector; with `heads`, the halves of each head's rows interleaved."""
-    dtype = entry.dtype if len(entry.shape) > 1 else "F32"
-
-    def blocks() -> Iterator[np.ndarray]:
-        for block in read_blocks(entry, entry.elements // heads if heads else PIECE):
-            if heads:
-                half = entry.shape[0] // heads // 2
-                block = np.ascontiguousarray(block.reshape(2, half, -1).swapaxes(0, 1)).ravel()
-            yield block if dtype == entry.dtype else to_float32(block, entry.dtype)
-
-    return GgufTensor(name, entry.shape, dtype, blocks)
-
-
-def as_float32(name: str, entry: TensorEntry) -> GgufTensor:
-    """A stored tensor in float32."""
-    return GgufTensor(
-        name, entry.shape, "F32", lambda: (to_float32(block, entry.dtype) for block in read_blocks(entry, PIECE))
-    )
-
-
-def stack(name: str, parts: list[TensorEntry]) -> GgufTensor:
-    """Tensors of the same shape as one, with a new first dimension."""
-    if len({part.dtype for part in parts}) > 1:
-        raise MergeError(
-            f"{parts[0].name!r} and the same tensor of other experts have different dtypes. Set dtype in the recipe."
-        )
-    return GgufTensor(
-        name,
-        (len(parts), *parts[0].shape),
-        parts[0].dtype,
-        lambda: (b for part in parts for b in read_blocks(part, PIECE)),
-    )
 
 
 def llama3_factors(rope: dict[str, Any], head_dim: int) -> np.ndarray:
