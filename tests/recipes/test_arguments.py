@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from lexperts import recipes
+from lexperts.cli import build_app
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
 from lexperts.recipes.common.arguments import command, load_classes, parse_command
 from lexperts.recipes.common.configurations import config_names, read_config
+from run_tools.errors import UserError
 from run_tools.options import list_options
 
 COMMANDS = sorted(
@@ -172,3 +174,18 @@ def test_a_configuration_is_found_by_its_name_and_the_command_line_wins(tmp_path
     path = tmp_path / "copied.yml"
     path.write_text(capsys.readouterr().out)
     assert parse_command("seke", "train", [str(path)])[1].max_length == 256
+
+
+@pytest.mark.parametrize("separator", ["-", "_"])
+def test_options_are_written_with_hyphens_or_underscores(separator, capsys):
+    words = [word.replace("-", separator) for word in ("max-length=99", "no-use-moe", "test-every-epoch")]
+    model, data, *_ = parse_command("seke", "train", [f"--{word}" for word in words])
+    assert (data.max_length, model.use_moe, data.test_every_epoch) == (99, False, True)
+    with pytest.raises(SystemExit):
+        build_app()(["define", "terms", f"--best{separator}of", "0", "rows.jsonl", "out.jsonl"])
+    assert "--best-of '0'" in capsys.readouterr().err
+
+
+def test_debug_raises_an_error_of_an_option():
+    with pytest.raises(UserError, match="--max-length 'x'"):
+        command("seke", "train", pytest.fail)(["--max-length", "x", "--debug"])

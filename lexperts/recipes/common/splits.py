@@ -25,24 +25,19 @@ def load_splits(
     arguments are for messages.
     """
     if args.dataset_name:
-        dataset = load_dataset(args.dataset_name)
-        if convert is not None:
-            return {
-                split: [
-                    convert(row, f"{args.dataset_name}, {split}, row {i}")
-                    for i, row in enumerate(dataset[split].to_list())
-                ]
-                for split in SPLITS
-                if split in dataset
-            }
-        for split, rows in dataset.items():
-            missing = [name for name in required if name not in rows.column_names]
-            if missing:
+        hub = load_dataset(args.dataset_name)
+        splits = {split: hub[split] for split in SPLITS if split in hub}
+        for split, rows in splits.items():
+            if missing := [name for name in required if name not in rows.column_names]:
                 raise ValueError(
                     f"{args.dataset_name} has no {', '.join(map(repr, missing))} in {split}; the columns are "
                     f"{', '.join(map(repr, rows.column_names))}. {hint}"
                 )
-        return {split: dataset[split].to_list() for split in SPLITS if split in dataset}
+        keep = convert or (lambda row, place: row)
+        return {
+            split: [keep(row, f"{args.dataset_name}, {split}, row {i}") for i, row in enumerate(rows.to_list())]
+            for split, rows in splits.items()
+        }
     if not args.train_files:
         raise ValueError(f"No training data. Pass --train-files train.jsonl or --dataset-name {hub_example}.")
     files = {split: getattr(args, f"{split}_files", None) for split in SPLITS}
