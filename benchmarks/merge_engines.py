@@ -44,19 +44,16 @@ SIZES = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-# of the experts that mergekit merges, and its recipes, as the examples in its docs/moe.md with other models
+# of the experts that mergekit merges with `gate_mode: cheap_embed`
 PROMPTS = {
     "hermes": ["<|im_start|>user\nHello, who are you?<|im_end|>", "<|im_start|>user\nI need help with"],
     "medicine": ["As a doctor of medicine,"],
     "adventure": ["[Genres: Science Fiction]\n[Tags: humor, old school, sci fi]", "> get ye flask"],
     "german": ["<|im_start|>user\nWie geht es dir?<|im_end|>", "Das ist ein Satz auf Deutsch."],
 }
-RECIPES = {
-    "several models of one family": {"gate_mode": "hidden", "dtype": "bfloat16"},
-    "without a gate mode, negative prompts": {"dtype": "float32", "experts_per_token": 3},
-    "embeddings": {"gate_mode": "cheap_embed"},
-    "upcycling": {"gate_mode": "random", "dtype": "bfloat16"},
-}
+FUSED = (
+    "llama, embeddings"  # the case of mergekit; tests/merge_tools/test_mergekit_differential.py compares more recipes
+)
 IDS = [(7 * i) % 250 + 3 for i in range(40)]
 STEPS = 30
 # Each runs in another Python: the cases and ids as JSON in, a row for each case as JSON out.
@@ -120,7 +117,7 @@ def run(python: Path | None, script: str, cases: dict[str, Path]) -> dict[str, d
 
 def difference(logits, expected: torch.Tensor) -> float:
     """The largest difference of logits; NaN if there is one."""
-    return float((torch.tensor(logits) - expected).abs().max())
+    return float((torch.as_tensor(logits) - expected).abs().max())
 
 
 def save_tokenizer(folder: Path) -> int:
@@ -156,19 +153,15 @@ def save_expert(folder: Path, name: str, seed: int) -> Path:
     return folder
 
 
-def save_recipe(folder: Path, name: str, family: str) -> Path:
+def save_recipe(folder: Path) -> Path:
     """Saves a recipe that mergekit reads too, with its models in the same folder."""
-    base, experts = save_expert(folder / "base", family, 10), []
-    for seed, (expert, prompts) in enumerate(PROMPTS.items()):
-        if name == "upcycling":
-            experts.append({"source_model": str(base)})
-            continue
-        source = save_expert(folder / expert, family, seed)
-        experts.append({"source_model": str(source), "positive_prompts": prompts})
-        if name in ("embeddings", "without a gate mode, negative prompts") and expert in ("hermes", "german"):
-            experts[-1]["negative_prompts"] = PROMPTS["medicine"]
-    path = folder / "recipe.yml"
-    path.write_text(yaml.safe_dump({"base_model": str(base), "experts": experts, **RECIPES[name]}), encoding="utf-8")
+    experts = [
+        {"source_model": str(save_expert(folder / name, "llama", seed)), "positive_prompts": prompts}
+        for seed, (name, prompts) in enumerate(PROMPTS.items())
+    ]
+    base, path = save_expert(folder / "base", "llama", 10), folder / "recipe.yml"
+    recipe = {"base_model": str(base), "experts": experts, "gate_mode": "cheap_embed"}
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     return path
 
 
@@ -229,38 +222,32 @@ def measure_families(work: Path, options) -> dict[str, dict]:
     return rows
 
 
-def measure_mergekit(work: Path, options) -> dict[str, dict]:
-    """One row per recipe and family: mergekit's mixture beside ours, and what llama.cpp's converter says to it."""
-    cases = {}
-    for name in RECIPES if options.mergekit else ():
-        for family in ("llama", "mistral", "qwen3"):
-            cases[f"{family}, {name}"] = folder = work / f"{family} {name}"
-            folder.mkdir()
-            compose(save_recipe(folder, name, family), folder / "ours")
-    rows = run(options.mergekit, MERGEKIT, cases)
-    for name, row in rows.items():
-        split_fused_experts(cases[name] / "fused", cases[name] / "repaired")
-        ours, theirs = read_tensors(cases[name] / "ours"), read_tensors(cases[name] / "repaired")
-        gates = [key for key in ours if key.endswith("gate.weight")]
-        row["same_names"] = ours.keys() == theirs.keys()
-        row["equal_tensors"] = all(torch.equal(ours[key], theirs[key]) for key in ours if key not in gates)
-        row["gates"] = max(float((ours[key].float() - theirs[key].float()).abs().max()) for key in gates)
-    if options.mergekit and options.transformers4:
-        one = cases["llama, embeddings"]
-        expected = logits_of(open_model(one / "repaired"))
-        opened = run(options.transformers4, TRANSFORMERS_4, {key: one / key for key in ("fused", "repaired")})
-        for key, row in opened.items():
-            if "logits" in row:
-                row["difference"] = difference(row.pop("logits"), expected)
-            rows["llama, embeddings"][f"transformers_4_{key}"] = row
-    if options.mergekit and options.converter:
-        one = cases["llama, embeddings"]
-        for key in ("fused", "repaired"):
-            command = [sys.executable, options.converter, one / key, "--outfile", one / f"{key}.gguf"]
-            ran = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-            message = "converted" if ran.returncode == 0 else ran.stderr.strip().splitlines()[-1][:120]
-            rows["llama, embeddings"][f"llama_cpp_{key}"] = message
-    return rows
+def measure_mergekit(folder: Path, options) -> dict[str, dict]:
+    """mergekit's mixture beside ours, before and after its repair, in transformers 4 and llama.cpp's converter."""
+    if not options.mergekit:
+        return {}
+    folder.mkdir()
+    compose(save_recipe(folder), folder / "ours")
+    row = run(options.mergekit, MERGEKIT, {FUSED: folder})[FUSED]
+    split_fused_experts(folder / "fused", folder / "repaired")
+    ours, theirs = read_tensors(folder / "ours"), read_tensors(folder / "repaired")
+    gates = [key for key in ours if key.endswith("gate.weight")]
+    row["same_names"] = ours.keys() == theirs.keys()
+    row["equal_tensors"] = all(torch.equal(ours[key], theirs[key]) for key in ours if key not in gates)
+    row["gates"] = max(difference(ours[key].float(), theirs[key].float()) for key in gates)
+    variants, expected = (
+        {key: folder / key for key in ("fused", "repaired")},
+        logits_of(open_model(folder / "repaired")),
+    )
+    for key, opened in run(options.transformers4, TRANSFORMERS_4, variants).items():
+        if "logits" in opened:
+            opened["difference"] = difference(opened.pop("logits"), expected)
+        row[f"transformers_4_{key}"] = opened
+    for key, variant in variants.items() if options.converter else ():
+        command = [sys.executable, options.converter, variant, "--outfile", folder / f"{key}.gguf"]
+        ran = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        row[f"llama_cpp_{key}"] = "converted" if ran.returncode == 0 else ran.stderr.strip().splitlines()[-1][:120]
+    return {FUSED: row}
 
 
 def main():
@@ -270,7 +257,10 @@ def main():
     parser.add_argument("--converter", type=Path, metavar="convert_hf_to_gguf.py")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        results = {"families": measure_families(Path(work), options), "mergekit": measure_mergekit(Path(work), options)}
+        results = {
+            "families": measure_families(Path(work), options),
+            "mergekit": measure_mergekit(Path(work, "mergekit"), options),
+        }
     for name, row in {**results["families"], **results["mergekit"]}.items():
         print(f"{name:45}", json.dumps(row))
     classes = {name: MIXTURES[FAMILIES[kind].mixture].architecture for name, (kind, _) in MODELS.items()}
