@@ -160,8 +160,8 @@ def find_base(folder: Path, config: dict[str, Any], fallback: str | None, fix: s
             return expand_user(named), False
         if fallback is None and QUANTISED.search(named):
             raise MergeError(
-                f"The adapter {folder} was trained on {named!r:.200}, a quantised copy, which cannot be merged. {fix}: in 16 or 32 "
-                f"bits it is {QUANTISED.sub('', named):.200}."
+                f"The adapter {folder} was trained on {named!r:.200}, a quantised copy, which cannot be merged. {fix}. Use it in "
+                f"16 or 32 bits, such as {QUANTISED.sub('', named):.200}."
             )
         if not is_local_path(named) and (fallback is None or not os.path.isdir(expand_user(fallback))):
             return locate(named, config.get("revision")), False

@@ -18,7 +18,7 @@ from merge_tools.clustering.pipeline import EMBEDDED, METHODS
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe import ALLOWANCES
 from merge_tools.shard_writer import SHARD_BYTES
-from run_tools.errors import short_repr
+from run_tools.errors import repr_path, short_repr
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from . import merge_screen
@@ -413,7 +413,8 @@ def route(
 
 @app.command()
 def cluster(
-    data: Annotated[list[Path], typer.Argument(metavar="DATA... OUT", help="JSON Lines or folders, then the output.")],
+    data: Annotated[list[Path], typer.Argument(metavar="DATA", help="JSON Lines files, or folders of them.")],
+    out: Out,
     k: Annotated[int, typer.Option("--clusters", "-k", min=1, help="Number of clusters.")] = 4,
     method: Annotated[str, typer.Option(help="Clustering method: " + ", ".join(METHODS) + ".")] = "balanced",
     embedder: Annotated[
@@ -431,14 +432,15 @@ def cluster(
 
     Example: lexperts merge cluster train.jsonl clusters -k 4 --embedder sentence-transformers/all-MiniLM-L6-v2
     """
-    *sources, out = data
     with screen(as_json, debug) as view:
-        if not sources:
-            raise MergeError(f"Only one path was given ({out}). Give the data, then the output folder.")
+        check_new_folder("OUT", out)
         if cache:
             check_new_folder("--cache", cache)
+        for path in data:
+            if not path.exists():
+                raise MergeError(f"DATA {repr_path(path)} does not exist. Give a JSON Lines file, or a folder of them.")
         options: dict = {"k": k, "method": method, "embedder": embedder, "name": name, "embedded": embedded}
-        result = merge_tools.cluster(sources, out, **options, cache=cache, seed=seed, plot=plot)
+        result = merge_tools.cluster(data, out, **options, cache=cache, seed=seed, plot=plot)
         view.result(result, lambda: merge_screen.render_clusters(result))
         view.print(f"wrote {out}")
 

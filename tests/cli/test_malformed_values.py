@@ -282,8 +282,7 @@ def valid_value(name: str, parameter, at) -> list[str]:
         "folder": at.mixture, "source": at.model if name == "merge add" else at.rows, "predictions": at.rows, "gold": at.rows, "files": at.text, "text": "a",
         "domain": f"a={at.rows}", "expert": "birds", "data": at.rows,
     }  # fmt: skip
-    value = str(values[parameter.name])
-    return [value, "out"] if parameter.name == "data" else [value]
+    return [str(values[parameter.name])]
 
 
 def malformed_of(name: str, parameter, at) -> list[str]:
