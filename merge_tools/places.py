@@ -4,14 +4,13 @@ Of symbolic links in a source only those are followed that stay in its folder, o
 small files of its sources into the output, which may be published: a link out of a downloaded folder could name any file of the user.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import expand_user, join_names
+from run_tools.errors import closest, expand_user, join_names
 
 from .errors import MergeError
 
@@ -79,8 +78,8 @@ def suggest_sibling(path: Path) -> str:
     """`' Did you mean ...?'` for a folder with a similar name in the same parent folder."""
     if not os.path.isdir(path.parent):
         return ""
-    close = difflib.get_close_matches(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()], n=1)
-    return f" Did you mean {str(path.with_name(close[0]))!r}?" if close else ""
+    close = closest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()])
+    return f" Did you mean {str(path.with_name(close))!r}?" if close else ""
 
 
 def describe_mergekit_form(origin: str) -> str | None:

@@ -4,7 +4,6 @@ PyTorch and transformers are imported where they are used. A saved model opens w
 """
 
 import copy
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from .errors import closest
 from .model_files import HUB_OPTIONS as CHECKPOINT_OPTIONS
 from .model_files import check_files
 from .models import NEW_MODULES_EXPECTED
@@ -113,8 +113,8 @@ def split_options(options: dict[str, Any], config_fields: Iterable[str]) -> tupl
     config_fields, loading = set(config_fields), (*HUB_OPTIONS, *WEIGHT_OPTIONS)
     for name in options:
         if name not in loading and name not in config_fields:
-            close = difflib.get_close_matches(name, [*config_fields, *loading], n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Use one of {', '.join(sorted(config_fields))}."
+            close = closest(name, [*config_fields, *loading])
+            hint = f"Did you mean {close!r}?" if close else f"Use one of {', '.join(sorted(config_fields))}."
             raise ValueError(f"from_backbone() got an unexpected argument {name!r}. {hint}")
     load_kwargs = {name: value for name, value in options.items() if name in loading}
     return {name: value for name, value in options.items() if name not in loading}, load_kwargs

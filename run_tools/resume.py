@@ -283,9 +283,16 @@ class ResumableJsonl(ResumableOutput):
     def start(self) -> None:
         """Claims the file, unless it is complete: from here on it is known to be of this run. Raises errors as `is_complete`."""
         if not self.is_complete():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.lock():
-                self.open_claim(self.settings)
+            with self.claimed():
+                pass
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """`lock`, with the claim of this run."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock():
+            self.open_claim(self.settings)
+            yield
 
     def write(
         self,
@@ -311,9 +318,7 @@ class ResumableJsonl(ResumableOutput):
 
         if self.is_complete():
             return 0
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.lock():
-            self.open_claim(self.settings)
+        with self.claimed():
             done = self.count_rows()
             with tqdm(total=len(rows), initial=done, desc=desc or self.path.stem, unit=unit) as bar:
                 for start in range(done, len(rows), batch_size):
@@ -350,6 +355,5 @@ class ResumableJsonl(ResumableOutput):
                 )
             return facts or {}
 
-        with self.lock():
-            self.open_claim(self.settings)
+        with self.claimed():
             self.join(write)
