@@ -113,7 +113,7 @@ def tiny_seke(backbone_config):
 
     def build(name="bert", **head):
         torch.manual_seed(0)
-        return SekeForTokenClassification(SekeConfig(text_config=backbone_config(name), **head)).eval()
+        return SekeForTokenClassification(SekeConfig(**{"text_config": backbone_config(name), **head})).eval()
 
     return build
 

@@ -91,6 +91,14 @@ def refuses(case, checkpoint, match, **options) -> bool:
     return False
 
 
+def needs_lexperts(call, *arguments) -> bool:
+    try:
+        call(*arguments)
+    except ImportError as error:
+        return "pip install lexperts" in str(error)
+    return False
+
+
 def save_again(case, folder, again) -> dict:
     """Saves an opened model and tokenizer -> what the new checkpoint's handler serves, and its weights."""
     from transformers import pipeline
@@ -121,6 +129,11 @@ def open_checkpoints(folder, cases):
             results[name]["again"] = save_again(case, folder / name, Path("again") / name)
         for repository in case["repositories"]:
             results[repository] = describe(case, repository)
+        if case["repositories"]:
+            model = auto_class(case).from_pretrained(folder / name, trust_remote_code=True)
+            results[name]["needs"] = [needs_lexperts(model.lora_config)]
+            if name.startswith("seke"):
+                results[name]["needs"].append(needs_lexperts(type(model).from_backbone, "minilm"))
     return results
 
 

@@ -302,6 +302,13 @@ def test_what_pipelines_models_and_the_trainer_push_opens_without_the_project(na
     assert rounded(hub.pushed[name]["pulled"]["pipeline"]) == rounded(checkpoints[1][name]["results"])
 
 
+@each_pushed
+def test_what_a_saved_model_does_not_need_names_the_package(name, hub):
+    """`lora_config` and, of SEKE, `from_backbone`."""
+    needs = hub.opened[name]["needs"]
+    assert all(needs) and len(needs) == 1 + name.startswith("seke")
+
+
 def test_checkpoints_are_different(checkpoints):
     """The negative control of all comparisons."""
     digests = [entry["digest"] for entry in checkpoints[1].values()]

@@ -29,7 +29,8 @@ def tiny_hypernet(backbone_config, tiny_tokenizer):
         sizes = {"meta_embedding_size": 4, "meta_hidden_size": 12, "hidden_size": 8, "freeze_backbone": False}
         ids = {"cls_token_id": tiny_tokenizer.cls_token_id, "sep_token_id": tiny_tokenizer.sep_token_id}
         names = {"tags": {"id2label": {0: "O", 1: "B-KEY", 2: "I-KEY"}}, "classes": {"num_labels": 4}, "answers": {}}
-        config = HypernetConfig(text_config=backbone_config(backbone), **{**sizes, **ids, **names[kind], **options})
+        options = {"text_config": backbone_config(backbone), **sizes, **ids, **names[kind], **options}
+        config = HypernetConfig(**options)
         model = KINDS[kind](config).eval()
         if kind == "tags":
             model.set_word_starts(tiny_tokenizer)
