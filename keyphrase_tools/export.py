@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import ModelCardData
 from torch import nn
 
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.padded_seke import OPSET, PaddedSeke
+from run_tools.cards import join_card, make_table
 from run_tools.fingerprints import hash_tokenizer, hash_weights
 from run_tools.model_loading import open_pipeline
 
@@ -30,25 +30,12 @@ PRECISIONS = ("fp32", "int8")
 MAX_DIFFERENCE = 1e-3  # of a float32 graph's logits
 SENSITIVE = ("router", "classifier")  # stay in float32: a small error chooses another expert or label
 WORDS = "keyphrases of a document that is longer than the others, to which it is padded"
-CARD = """---
-{metadata}
----
-
-# {name}, exported
-
-Graphs of the keyphrase model {name} for CPUs. F1@10 in per cent is that of the model and of its graph on labelled documents.
-
-| file | precision | size | F1@10 | documents |
-| --- | --- | --- | --- | --- |
-{rows}
-
-```python
+HOW_TO_OPEN = """```python
 import lexperts
 from transformers import pipeline
 
 extract = pipeline("keyphrase-extraction", model="this folder", backend="{format}")
-```
-"""
+```"""
 
 
 class PaddedClassifier(nn.Module):
@@ -345,10 +332,15 @@ def write_card(folder: Path, model: str, exported: Mapping[str, Mapping]) -> Non
         scores = "not measured" if f1 is None else f"{100 * f1['model']:.1f} -> {100 * f1['exported']:.1f}"
         documents = f"{entry['documents']:,}" if f1 else ""
         file = graph_file(format, entry["precision"])
-        rows.append(f"| `{file}` | {entry['precision']} | {entry['size'] / 1e6:.1f} MB | {scores} | {documents} |")
+        rows.append((f"`{file}`", entry["precision"], f"{entry['size'] / 1e6:.1f} MB", scores, documents))
     tags = [*exported, "token-classification", "keyphrase-extraction"]
-    metadata = ModelCardData(base_model=None if is_local else name, library_name="lexperts", tags=tags).to_yaml()
-    text = CARD.format(metadata=metadata, name=name, rows="\n".join(rows), format=next(iter(exported)))
+    text = join_card(
+        {"base_model": None if is_local else name, "library_name": "lexperts", "tags": tags},
+        f"# {name}, exported",
+        f"Graphs of the keyphrase model {name} for CPUs. F1@10 in per cent is that of the model and of its graph on labelled documents.",
+        make_table(("file", "precision", "size", "F1@10", "documents"), rows),
+        HOW_TO_OPEN.format(format=next(iter(exported))),
+    )
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
