@@ -275,7 +275,8 @@ def test_micro_batches_add_up_to_the_whole_batch(balanced, trainable):
 
 @for_each()
 def test_the_stock_trainer_lowers_the_loss_and_predicts(trainable, tmp_path):
-    trainer = trainer_of(trainable.make(), trainable, tmp_path, max_steps=trainable.steps)
+    options = {"max_steps": trainable.steps, "learning_rate": trainable.rate}
+    trainer = trainer_of(trainable.make(), trainable, tmp_path, **options)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert sum(losses[-3:]) < trainable.falls_to * sum(losses[:3])

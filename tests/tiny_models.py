@@ -174,7 +174,7 @@ class Trainable:
         over: the column over whose tokens this output is; `None` for one output per row.
         regularized: options of `make` with dropout.
         balanced: options of `make` with all additional losses.
-        steps: training steps after which the loss is clearly lower.
+        steps, rate: training steps after which the loss is clearly lower, and their learning rate.
         falls_to: the share of the first losses that the last ones stay below.
         first_label: the first token whose label counts; `None` for a loss that is a mean over rows.
     """
@@ -188,6 +188,7 @@ class Trainable:
     regularized: dict = field(default_factory=dict)
     balanced: dict = field(default_factory=dict)
     steps: int = 25
+    rate: float = 5e-3
     falls_to: float = 0.7
     first_label: int | None = 0
 
@@ -273,7 +274,8 @@ def trainable_hypernet(kind: str, fixture: Callable) -> Trainable:
         tokenizer,
         output="start_logits" if kind == "answers" else "logits",
         over=None if kind == "classes" else "attention_mask",
-        steps=100,
+        steps=40,
+        rate=0.02,
         first_label=0 if kind == "tags" else None,
     )
 
@@ -288,7 +290,8 @@ def trainable_exhird(kind: str, fixture: Callable) -> Trainable:
         output="log_probs",
         over="labels",
         regularized={"dropout": 0.1},
-        steps=80,
+        steps=50,
+        rate=0.02,
         falls_to=0.4,
         first_label=None,
     )
