@@ -98,66 +98,27 @@ def lexicon_cases() -> dict:
     return cases
 
 
-def serve(folder: str) -> None:
-    """Runs one case per line of JSON on stdin; prints its seconds and, if `check` is set, a sample of its output."""
-    from transformers.utils import logging
-
-    import modeling_lexicon
-
-    if Path(folder).resolve() not in Path(modeling_lexicon.__file__).resolve().parents:
-        raise RuntimeError(f"{modeling_lexicon.__file__} was imported instead of {folder}. Uninstall the other copy.")
-    logging.set_verbosity_error()
-    torch.set_num_threads(os.cpu_count() or 2)
-    cases = moesumm_cases() | lexicon_cases()
-    print(json.dumps(list(cases)), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        start = time.perf_counter()
-        output = cases[request["case"]]()
-        answer = {"seconds": time.perf_counter() - start}
-        if request["check"]:
-            answer["output"] = output.double().flatten()[:: max(1, output.numel() // 500)].tolist()
-        print(json.dumps(answer), flush=True)
+def measure_cases(start: str) -> None:
+    """Prints for each case whose name starts with `start` the seconds of a call after a warm-up, and a sample of its output."""
+    found = {}
+    for name, call in (moesumm_cases() | lexicon_cases()).items():
+        if name.startswith(start):
+            output = call().double().flatten()
+            begin = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - begin
+            found[name] = {"seconds": seconds, "output": output[:: max(1, output.numel() // 500)].tolist()}
+    print(json.dumps(found))
 
 
-class Worker:
-    """A process with the code of one revision."""
-
-    def __init__(self, revision: str, folder: Path):
-        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
-        folder.mkdir()
-        subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
-        environment = os.environ | {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, __file__, "--serve", str(folder)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env=environment, cwd=folder, **pipes)
-        self.cases = json.loads(self.process.stdout.readline())
-
-    def ask(self, case: str, check: bool = False) -> dict:
-        """Runs a case; with `check`, its output is included."""
-        self.process.stdin.write(json.dumps({"case": case, "check": check}) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def close(self):
-        """Ends the process."""
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def compare(before: Worker, after: Worker, case: str, rounds: int) -> dict:
-    """Checks that the outputs of a case agree, then times it in turns."""
-    outputs = [torch.tensor(worker.ask(case, check=True)["output"]) for worker in (before, after)]
-    torch.testing.assert_close(outputs[1], outputs[0], atol=1e-4, rtol=1e-4, msg=lambda text: f"{case}: {text}")
-    seconds = {"before": [], "after": []}
-    for number in range(rounds):
-        order = [("before", before), ("after", after)]
-        for name, worker in order if number % 2 == 0 else reversed(order):
-            seconds[name].append(worker.ask(case)["seconds"])
-    ratios = [b / a for a, b in zip(seconds["before"], seconds["after"], strict=True)]
-    low, high = statistics.quantiles(ratios, n=4)[::2]
-    print(f"{case:32} {statistics.median(ratios):.3f}   quartiles {low:.3f} to {high:.3f}", flush=True)
-    return {"case": case, "ratio": statistics.median(ratios), "ratios": ratios, "seconds": seconds}
+def run_revision(folder: Path, start: str) -> dict[str, dict]:
+    """Measures the cases with the code of a folder, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, __file__, "--cases", start, "--measure"]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{folder}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main():
@@ -167,19 +128,29 @@ def main():
     parser.add_argument("--after", default="HEAD", help="the later revision")
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds")
     parser.add_argument("--cases", default="", help="only cases whose name starts with this")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        return serve(options.serve)
-    from common import git, write  # not at the top: the worker has the packages of another revision
+    if options.measure:
+        return measure_cases(options.cases)
+    from common import git, write  # not at the top: the measured process has the packages of another revision
 
-    hashes = {name: git("rev-parse", "--short", getattr(options, name)) for name in ("before", "after")}
-    with tempfile.TemporaryDirectory() as folder:
-        workers = [Worker(revision, Path(folder) / name) for name, revision in hashes.items()]
-        cases = [case for case in workers[1].cases if case.startswith(options.cases)]
-        results = [compare(*workers, case, options.rounds) for case in cases]
-        for worker in workers:
-            worker.close()
+    rounds, results = {"before": [], "after": []}, []
+    hashes = {name: git("rev-parse", "--short", getattr(options, name)) for name in rounds}
+    with tempfile.TemporaryDirectory() as root:
+        for name, revision in hashes.items():
+            archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True).stdout
+            Path(root, name).mkdir()
+            subprocess.run(["tar", "-x", "-C", str(Path(root, name))], input=archive, check=True)
+        for number in range(options.rounds):
+            for name in list(rounds)[:: 1 if number % 2 == 0 else -1]:
+                rounds[name].append(run_revision(Path(root, name), options.cases))
+    for case in rounds["after"][0]:
+        before, after = (torch.tensor(rounds[name][0][case]["output"]) for name in rounds)
+        torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4, msg=lambda text, case=case: f"{case}: {text}")
+        seconds = {name: [row[case]["seconds"] for row in found] for name, found in rounds.items()}
+        ratios = [b / a for a, b in zip(seconds["before"], seconds["after"], strict=True)]
+        print(f"{case:32} {statistics.median(ratios):.3f}   {min(ratios):.3f} to {max(ratios):.3f}", flush=True)
+        results.append({"case": case, "ratio": statistics.median(ratios), "ratios": ratios, "seconds": seconds})
     write("revisions", results, **hashes, rounds=options.rounds)
 
 

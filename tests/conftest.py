@@ -40,6 +40,8 @@ SLOW_FILES = (
     "test_many_documents.py",
     "test_quickstart_and_readme.py",
     "test_training_contract.py",
+    "test_docs_code.py",
+    "test_notebooks.py",
 )
 
 
