@@ -320,10 +320,8 @@ def equal(weights, others):
 
 
 def kill_at_a_checkpoint(process, base):
-    """Kills a process and its children as soon as the record of the base names a checkpoint."""
-    while process.poll() is None and not any(
-        "trainer_state" in name for name in driver.read_record(base).get("files", ())
-    ):
+    """Kills a process and its children as soon as the record of the training names a checkpoint."""
+    while process.poll() is None and not driver.saved_checkpoints(base):
         time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -379,7 +377,7 @@ def test_a_killed_run_resumes_and_ends_in_the_same_result(whole):
     with (base.folder / "run.lock").open() as file:  # the step's process, which is not a child of this one, ends
         fcntl.flock(file, fcntl.LOCK_EX)
     assert len(list(whole.killed.glob("steps/*"))) == 1 and not driver.is_done(base)
-    checkpoints = [base.folder / name for name in driver.read_record(base)["files"] if "/checkpoint-" in name]
+    checkpoints = [base.out / name for files in driver.saved_checkpoints(base).values() for name in files]
     notes = [checkpoints[0].with_name("notes.txt"), cluster.out / "notes.txt"]
     for path in notes:
         path.parent.mkdir(parents=True, exist_ok=True)

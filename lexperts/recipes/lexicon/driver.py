@@ -22,6 +22,7 @@ import yaml
 from run_tools.claims import TEMPORARY, locked
 from run_tools.errors import UserError
 from run_tools.files import write_file
+from run_tools.fingerprints import RECORD as TRAINING_RECORD
 from run_tools.versions import package_versions
 
 from .steps import SETTINGS, Step
@@ -85,15 +86,20 @@ def remove_steps(steps: list[Step]) -> None:
         shutil.rmtree(step.folder)
 
 
+def saved_checkpoints(step: Step) -> dict[str, list[str]]:
+    """The files in the output of a training that its record names, by checkpoint."""
+    path = step.out / TRAINING_RECORD
+    return json.loads(path.read_text(encoding="utf-8")).get("checkpoints", {}) if path.exists() else {}
+
+
 def drop_checkpoints(step: Step) -> None:
-    """Removes the files of the checkpoints of a complete step that its record names."""
-    for name, size in read_record(step)["files"].items():
-        path = step.folder / name
-        if name.startswith("out/checkpoint-") and path.is_file() and path.stat().st_size == size:
-            path.unlink()
-    for folder in sorted(step.out.glob("checkpoint-*/**/"), reverse=True):
-        if not any(folder.iterdir()):
-            folder.rmdir()
+    """Removes the checkpoints of a complete training, except files that its record does not name."""
+    for checkpoint, files in saved_checkpoints(step).items():
+        for name in files:
+            (step.out / name).unlink(missing_ok=True)
+        for folder in sorted(step.out.glob(f"{checkpoint}/**/"), reverse=True):
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def command_line(step: Step) -> str:
@@ -200,13 +206,12 @@ class Driver:
             environment["OMP_NUM_THREADS"] = "1"
         process = self.start(step.arguments, log, environment, lock)
         started = saved = time.perf_counter()
-        names: set[str] = set()
         try:
             while (code := process.poll()) is None and not self.stop.wait(POLL):
-                now, found = time.perf_counter(), set(list_files(step))
-                if found != names or now - saved > SAVE_TIME:
+                now = time.perf_counter()
+                if now - saved > SAVE_TIME:
                     save()
-                    saved, names = now, found
+                    saved = now
                 if sys.stdout.isatty():
                     text = f"{step.name:15} {now - started:6.0f} s  {last_error(log)}"
                     print(f"\r{text[: shutil.get_terminal_size().columns - 1]:<79}", end="\r", flush=True)
