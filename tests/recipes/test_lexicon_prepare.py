@@ -71,24 +71,12 @@ def test_each_data_set_of_3d_ex_is_read_and_filtered(tmp_path, capsys):
     assert "3dex: not read: CHA_train" in printed and "test: no rows, and no file" in printed
     found = read(tmp_path / "out")
     assert [row["term"] for row in found["train"]] == ["fiver"] and "test" not in found
-    assert found["validation"] == [
-        {
-            "term": "smock",
-            "context": 'he printed "nice smock", and left',
-            "definition": "a large shirt",
-            "source": "Urban",
-        }
-    ]
+    smock = ("smock", 'he printed "nice smock", and left', "a large shirt", "Urban")
+    assert [tuple(row.values()) for row in found["validation"]] == [smock]
     data = json.loads((tmp_path / "out" / "data.json").read_text())
     assert data["read"] == {"3dex": 8} and data["kept"] == {"Urban": 2}
-    assert data["dropped"] == {
-        "excluded_dataset": 1,
-        "repeated": 1,
-        "term_missing": 1,
-        "definition_missing": 1,
-        "context_missing": 1,
-        "dataset_missing": 1,
-    }
+    missing = ("term_missing", "definition_missing", "context_missing", "dataset_missing")
+    assert data["dropped"] == dict.fromkeys(("excluded_dataset", "repeated", *missing), 1)
     assert all(f"{count:,} {prepare.REASONS[reason]}" in printed for reason, count in data["dropped"].items())
 
 
