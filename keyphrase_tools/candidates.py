@@ -192,7 +192,7 @@ class Candidates:
         return self._sets[document]
 
     def check_number(self, documents: int | None) -> None:
-        """Raises a `ValueError` if the number of sets is not that of the documents; `None` stands for a document by itself."""
+        """Raises a `ValueError` if the number of sets is not that of the documents; `None` is one document by itself."""
         if not self.per_document or documents == len(self._sets):
             return
         if documents is None:

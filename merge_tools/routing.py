@@ -134,7 +134,7 @@ def open_mixture(folder: Path):
 
 
 def check_mixture(folder: Path) -> None:
-    """Raises a `MergeError` if a folder is no mixture with a tokenizer."""
+    """Raises a `MergeError` if a folder is not a mixture with a tokenizer."""
     import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
     if not folder.is_dir():

@@ -116,7 +116,7 @@ def check_written_settings(report: Report, written: Source, generation: Source, 
 
 
 def warn_of_other_end(report: Report, written: Source, generation: Source):
-    """Warns if the end of a text is another token for the tokenizer that is written than for the configuration."""
+    """Warns if the written tokenizer and the configuration have different end-of-text tokens."""
     token, tokens = tokenizer_settings(written).get("eos_token"), source_vocabulary(written) or {}
     ids = generation.config.get("eos_token_id")
     if token in tokens and ids is not None and tokens[token] not in (ids if isinstance(ids, list) else [ids]):

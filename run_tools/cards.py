@@ -87,7 +87,7 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
         folder: its checkpoint.
             The card of the folder that the model was loaded from is copied if the weights are the same.
         repo_id: pass it when the folder is about to be pushed. Then the base model's licence and language are looked up on
-            the Hub, and an unedited card that an earlier save wrote is written anew.
+            the Hub, and an unedited card that an earlier save wrote is written again.
         metadata: for `ModelCardData`, such as `license`, `language` and `datasets`.
 
     Returns:

@@ -61,7 +61,7 @@ def without_foreign_code(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def refuse_misspelt_fields(config_class: Any, values: dict[str, Any]) -> None:
-    """Raises a `ValueError` for a name among `values` that is no field of the configuration, but nearly one."""
+    """Raises a `ValueError` for a name among `values` that is not a field of the configuration, but nearly one."""
     from transformers import GenerationConfig, PreTrainedConfig
 
     known = {field.name for field in fields(config_class)} | set(config_class.attribute_map)

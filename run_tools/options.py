@@ -79,7 +79,7 @@ class Option:
 
     @property
     def metavar(self) -> str:
-        """What stands for a value in `--help`: the choices if they are short."""
+        """The placeholder of a value in `--help`: the choices if they are short."""
         choices = "|".join(self.limits.choices)
         return choices if 0 < len(choices) <= 60 else METAVARS[self.type]
 

@@ -281,7 +281,7 @@ class ResumableJsonl(ResumableOutput):
         return record is not None and not changes
 
     def start(self) -> None:
-        """Claims the file, unless it is complete: from here on it is known to be of this run. Raises errors as `is_complete`."""
+        """Claims the file, unless it is complete, so that it belongs to this run. Raises errors as `is_complete`."""
         if not self.is_complete():
             with self.claimed():
                 pass

@@ -79,7 +79,7 @@ def remove_steps(steps: list[Step]) -> None:
             for name, size in list_files(step).items():
                 if known.get(name) != size:
                     raise UserError(
-                        f"--from-step would remove {step.folder / name}, which {RECORD} in that folder does not name as it is now. "
+                        f"--from-step would remove {step.folder / name}, which {RECORD} in that folder does not name in its present state. "
                         "Move the file away, or delete the folder yourself."
                     )
     for step in steps:
