@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from dataclasses import MISSING
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from lexperts import recipes
 from lexperts.cli import build_app
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN
-from lexperts.recipes.common.arguments import command, load_classes, parse_command
+from lexperts.recipes.common.arguments import command, load_classes, make_parser, parse_command
 from lexperts.recipes.common.configurations import config_names, read_config
 from run_tools.errors import UserError
 from run_tools.options import list_options
@@ -18,32 +19,15 @@ from run_tools.options import list_options
 COMMANDS = sorted(
     {(command.recipe, command.module) for group in (TRAIN, EVALUATE, DEFINE) for command in group.values()}
 )
-# what each command requires, and an option that may be missing
-CASES = {
-    ("seke", "train"): ({"output_dir": "x"}, "start_from"),
-    ("hypernet", "train_keyphrases"): ({"output_dir": "x"}, "dataset_name"),
-    ("hypernet", "train_classification"): ({"output_dir": "x"}, "dataset_name"),
-    ("hypernet", "train_qa"): ({"output_dir": "x"}, "dataset_name"),
-    ("exhird", "prepare"): ({"output_dir": "x"}, "backbone"),
-    ("exhird", "train"): ({"output_dir": "x"}, "data"),
-    ("exhird", "evaluate"): ({"model": "x", "test_files": ["a=b"]}, "output_dir"),
-    ("moesumm", "pretrain"): ({"output_dir": "x", "datasets": ["a=b"]}, "document_column"),
-    ("moesumm", "train"): ({"output_dir": "x", "datasets": ["a=b"], "model_name_or_path": "x"}, "document_column"),
-    ("moesumm", "evaluate"): ({"systems": ["a=b"]}, "bertscore_model"),
-    ("lexicon", "train_expert"): ({"output_dir": "x", "train_files": ["a"], "from_scratch": {}}, "model_name_or_path"),
-    ("lexicon", "tune_router"): ({"output_dir": "x", "train_files": ["a"], "model_name_or_path": "x"}, "hub_model_id"),
-    ("lexicon", "train_reward"): (
-        {"output_dir": "x", "train_files": ["a"], "model_name_or_path": "x", "reward_base": "x"},
-        "run_name",
-    ),
-    ("lexicon", "generate"): ({"output": "x.jsonl", "test_files": ["a"], "model_name_or_path": "x"}, "reward_model"),
-    ("lexicon", "in_context"): (
-        {"output": "x.jsonl", "test_files": ["a"], "train_files": ["a"], "model_name_or_path": "x"},
-        "embedder",
-    ),
-    ("lexicon", "evaluate"): ({"output_dir": "x", "files": ["a=b"]}, "baseline"),
-    ("lexicon", "prepare"): ({"output_dir": "x", "sources": ["a=b"]}, "term_column"),
-}
+CASES = [command for command in COMMANDS if command != ("lexicon", "run")]  # which is tested with its recipe
+
+
+def required_by(recipe, module) -> dict:
+    """A value of each option that a command requires."""
+    options = make_parser(recipe, module).options.values()
+    required = [one for one in options if one.default is MISSING or one.name == "train_files"]
+    values = {one.name: ["a=b"] if one.is_list else "x.jsonl" for one in required}
+    return values | ({"from_scratch": {}} if module == "train_expert" else {})
 
 
 def as_yaml(settings: dict) -> str:
@@ -59,22 +43,18 @@ def refused(capsys, recipe, module, *argv) -> str:
     return error
 
 
-def test_every_command_has_a_case():
-    assert {*CASES, ("lexicon", "run")} == set(COMMANDS)
-
-
 @pytest.mark.parametrize("recipe, module", CASES, ids=lambda value: value)
 def test_null_means_not_set_and_unknown_or_repeated_keys_are_errors(recipe, module, tmp_path, capsys):
-    required, optional = CASES[recipe, module]
-    path = tmp_path / "settings.yml"
-    path.write_text(as_yaml(required | ({optional: "null"} if optional else {})))
+    optional = next(one.name for one in make_parser(recipe, module).options.values() if one.default is None)
+    settings, path = required_by(recipe, module) | {optional: "null"}, tmp_path / "settings.yml"
+    path.write_text(as_yaml(settings))
     groups = parse_command(recipe, module, [str(path)])
-    assert not optional or [getattr(group, optional) for group in groups if hasattr(group, optional)] == [None]
-    path.write_text(as_yaml({**required, "output_dri": "x"}))
+    assert [getattr(group, optional) for group in groups if hasattr(group, optional)] == [None]
+    path.write_text(as_yaml({**settings, "output_dri": "x"}))
     assert "'output_dri'" in (error := refused(capsys, recipe, module, path)) and "'output" in error
-    path.write_text(as_yaml(required) * 2)
-    assert f"line {1 + len(required)}" in (error := refused(capsys, recipe, module, path))
-    assert repr(next(iter(required))) in error
+    path.write_text(as_yaml(settings) * 2)
+    error = refused(capsys, recipe, module, path)
+    assert f"line {1 + len(settings)}" in error and repr(next(iter(settings))) in error
 
 
 @pytest.mark.parametrize("recipe, module", COMMANDS, ids=lambda value: value)
@@ -103,7 +83,7 @@ def test_every_yaml_file_is_a_configuration_of_one_command():
     "recipe, module, name", [entry for entry in CONFIGURATIONS if entry[1] != "run"], ids=lambda value: value
 )
 def test_every_configuration_is_read_by_its_command(recipe, module, name):
-    required = {key: value for key, value in CASES[recipe, module][0].items() if key != "from_scratch"}
+    required = {key: value for key, value in required_by(recipe, module).items() if key != "from_scratch"}
     argv = [
         part
         for key, value in required.items()
