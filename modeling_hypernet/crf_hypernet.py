@@ -25,14 +25,15 @@ LOG_ZERO = -1e30
 
 def align_chains(mask: torch.Tensor) -> LeftAlignedTokens:
     """The chain of each row: the positions with a non-zero mask (B, S), left-aligned; holes and padding may be anywhere."""
+    inside = mask != 0
     if torch.compiler.is_compiling():
         # A graph cannot depend on the longest chain's length; with powers of two a few graphs serve all lengths.
         width = 1
         while width < mask.shape[1]:
             width *= 2
     else:
-        width = max([1, *(mask != 0).sum(1).tolist()])
-    return LeftAlignedTokens(mask != 0, width)
+        width = max([1, *inside.sum(1).tolist()])
+    return LeftAlignedTokens(inside, width)
 
 
 def log_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -109,12 +110,12 @@ class LinearChainCrf(nn.Module):
 
     def log_likelihood(self, emissions: torch.Tensor, tags: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """emissions (B, S, C), tags (B, S), mask (B, S) -> log p(tags | emissions) (B,), 0 for a row without positions."""
-        chain, e, end = self._align(emissions, mask)
-        valid = chain.valid.T  # (W, B)
+        chain, valid, e, end = self._align(emissions, mask)
         elements = self._elements(e, valid, self.start, self.transitions, LOG_ZERO)
         log_z = log_sum_exp(product_tree(elements, log_sum_exp)[-1][0, :, 0] + end, 0)  # (B,)
 
-        y = chain.gather(tags.long()[..., None]).squeeze(2).T  # (W, B), and 0 after the end, where element [0, 0] is 0
+        # (W, B), and 0 after the end, where element [0, 0] is 0
+        y = chain.gather(tags.long()[..., None]).squeeze(2).T.contiguous()
         previous = torch.cat([torch.zeros_like(y[:1]), y[:-1]]) * valid
         steps = elements.gather(1, y.expand(self.num_tags, 1, -1, -1)).squeeze(1).gather(0, previous.unsqueeze(0))
         last = y.gather(0, (chain.lengths - 1).clamp(min=0).unsqueeze(0))  # (1, B)
@@ -127,8 +128,8 @@ class LinearChainCrf(nn.Module):
         Forward scores alpha and backward scores beta are passed down the tree: from the bounds of the whole chain to the
         bounds of ever shorter runs, and finally to each position.
         """
-        chain, e, end = self._align(emissions, mask)
-        elements = self._elements(e, chain.valid.T, self.start, self.transitions, LOG_ZERO)
+        chain, valid, e, end = self._align(emissions, mask)
+        elements = self._elements(e, valid, self.start, self.transitions, LOG_ZERO)
         levels = product_tree(elements, log_sum_exp)
         first = torch.full_like(e[:, :1], LOG_ZERO)
         first[0] = 0  # tag 0 precedes every chain
@@ -156,12 +157,12 @@ class LinearChainCrf(nn.Module):
             allowed: booleans (C,) for the first tag, and (C, C) for tag j after tag i. Other paths are excluded; if none
                 is left, the score is -inf and the tags are undefined.
         """
-        chain, e, end = self._align(emissions, mask)
+        chain, valid, e, end = self._align(emissions, mask)
         start, transitions = self.start, self.transitions
         if allowed is not None:
             start = start.masked_fill(~allowed[0].to(start.device, torch.bool), float("-inf"))
             transitions = transitions.masked_fill(~allowed[1].to(start.device, torch.bool), float("-inf"))
-        levels = product_tree(self._elements(e, chain.valid.T, start, transitions, float("-inf")), maximum)
+        levels = product_tree(self._elements(e, valid, start, transitions, float("-inf")), maximum)
         score, last = (levels[-1][0, :, 0] + end).max(0)  # (B,)
         y = torch.stack([torch.zeros_like(last), last]).unsqueeze(0)  # (1, 2, B): tags at the bounds
         for level in reversed(levels[:-1]):
@@ -173,10 +174,8 @@ class LinearChainCrf(nn.Module):
         score = score + e.amax(0).sum(0)
         return chain.scatter(y[0, 1:].T[..., None], fill=-1).squeeze(2), score.masked_fill(chain.lengths == 0, 0)
 
-    def _align(
-        self, emissions: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[LeftAlignedTokens, torch.Tensor, torch.Tensor]:
-        """The chains, their emissions e (C, W, B) and the end scores r (C, 1), in the dtype of the computation."""
+    def _align(self, emissions: torch.Tensor, mask: torch.Tensor):
+        """The chains, true at their positions (W, B), emissions e (C, W, B) and end scores r (C, 1), in the computation's dtype."""
         if emissions.shape != (*mask.shape, self.num_tags):
             raise ValueError(
                 f"emissions of shape {tuple(emissions.shape)} do not match a mask of shape {tuple(mask.shape)} and "
@@ -184,7 +183,8 @@ class LinearChainCrf(nn.Module):
             )
         dtype = torch.promote_types(torch.promote_types(emissions.dtype, self.transitions.dtype), torch.float32)
         chain = align_chains(mask)
-        return chain, chain.gather(emissions).permute(2, 1, 0).contiguous().to(dtype), self.end.to(dtype).unsqueeze(1)
+        e = chain.gather(emissions).permute(2, 1, 0).contiguous().to(dtype)
+        return chain, chain.valid.T.contiguous(), e, self.end.to(dtype).unsqueeze(1)
 
     def _elements(self, e, valid, start, transitions, log_zero: float) -> torch.Tensor:
         """e (C, W, B) -> (C, C, W, B): the score of tag j at position t after tag i, minus the position's largest emission.
