@@ -190,3 +190,26 @@ def test_overwrite_repeats_a_run_once_per_process(run_seke):
     for _ in range(2):
         call(seed=2, overwrite=True)
     assert len(commands) == 2
+
+
+def test_parts_are_timed_in_turns_and_replace_their_own_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("LEXPERTS_COMMIT", "abc1234")
+    timing, common = importlib.import_module("timing"), importlib.import_module("common")
+    monkeypatch.setattr(common, "RESULTS", tmp_path / "benchmarks" / "results")
+    called = []
+
+    def measure(options):
+        candidates = {name: lambda name=name: called.append(name) for name in ("slow", "fast")}
+        yield timing.compare(candidates, options.rounds, size=len(called))
+
+    parser = timing.speed_parser("Doc.", ("head", "tail"))
+    for only in ([], ["--only", "tail"]):
+        options = parser.parse_args(["--rounds", "2", *only])
+        timing.measure_parts(options, "speed", {"head": measure, "tail": measure}, texts=3)
+    assert called == ["slow", "fast"] * 9  # three parts, each with a warm-up and two rounds
+    record = json.loads((tmp_path / "benchmarks" / "results" / "speed.json").read_text(encoding="utf-8"))
+    assert record["settings"] == {"rounds": 2, "device": "cpu", "texts": 3}
+    assert [(row["what"], row["size"]) for row in record["results"]] == [("head", 0), ("tail", 12)]
+    assert len(record["results"][0]["times"]["slow"]["rounds_ms"]) == 2
+    assert "size 12   slow" in capsys.readouterr().out
