@@ -32,9 +32,8 @@ def check_and_plan(recipe: Recipe | dict | str | Path, out: str | Path | None = 
     Raises:
         MergeError: with all errors of the preflight.
     """
-    preflight = run_preflight(recipe, out, **changes)
-    preflight.report.raise_for_errors()
-    plan = preflight.plan
+    report, plan = run_preflight(recipe, out, **changes)
+    report.raise_for_errors()
     assert plan is not None  # there are no errors
     gates = make_gates(plan.recipe, plan.base)
     plan.set_gates(gates.values, gates.info)

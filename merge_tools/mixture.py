@@ -70,7 +70,8 @@ class Mixture:
             raise MergeError(f"{folder / 'config.json'} is damaged: {errors[0]}. Copy or compose the mixture again.")
         try:
             mixture = cls(source, record, read_recorded_recipe(folder, record), moved or {})
-            mixture._check_record()
+            if [source["name"] for source in record["experts"]] != mixture.names:
+                raise MergeError(f"{folder / RECORD} lists other experts than its recipe. Copy or compose it again.")
             known = {"base", *mixture.names}
             if unknown := [given for given in mixture.moved if given not in known]:
                 raise MergeError(f"The mixture has no source {unknown[0]!r:.80}.{did_you_mean(str(unknown[0]), known)}")
@@ -81,10 +82,6 @@ class Mixture:
         if missing:
             raise MergeError(f"{folder} is missing the tensor {missing[0]!r}. Copy or compose the mixture again.")
         return mixture
-
-    def _check_record(self):
-        if [source["name"] for source in self.record["experts"]] != self.names:
-            raise MergeError(f"{self.folder / RECORD} lists other experts than its recipe. Copy or compose it again.")
 
     def layout(self) -> list[str | RoutedPart]:
         """The names of the tensors that are not routed, and the routed parts, in the order in which they are written."""

@@ -13,7 +13,7 @@ from .errors import MergeError
 from .findings import Report
 from .plan import OutputTensor
 from .shard_writer import COMMAND, Progress, write_checkpoint
-from .staging import find_staging_problem, partial_folder
+from .staging import open_claim, partial_folder
 from .value_checks import check_float16
 
 LONGEST_NAME = 255  # bytes, of a file or a folder
@@ -41,7 +41,9 @@ def check_output_path(report: Report, out: Path, sources: Iterable[Source]) -> N
     """Checks that the output folder is free and outside the sources."""
     try:
         problem = find_output_problem(expand_user(out).resolve(), sources)
-    except (MergeError, ValueError, OSError) as error:  # an unknown user, a null character, a name that is too long
+    except MergeError as error:  # an unknown user, a staging folder of anything else
+        problem = str(error)
+    except (ValueError, OSError) as error:  # a null character, a name that is too long
         problem = f"is not a path that can be written ({short_reason(error)}). Choose another folder."
     report.add("error" if problem else "ok", "output", str(out), problem or "is free")
 
@@ -62,7 +64,8 @@ def find_output_problem(target: Path, sources: Iterable[Source]) -> str | None:
         return f"cannot be created: {parent} is a file. Choose another folder."
     if not os.access(parent, os.W_OK | os.X_OK):
         return f"cannot be created: {parent} is not writable. Choose another folder."
-    return find_staging_problem(partial_folder(target), COMMAND)
+    open_claim(partial_folder(target), COMMAND)
+    return None
 
 
 def existing_parent(path: Path) -> Path:
@@ -75,7 +78,7 @@ def check_disk(report: Report, out: Path, needed: int) -> None:
     target = expand_user(out).resolve()
     free = shutil.disk_usage(existing_parent(target)).free
     partial = partial_folder(target)
-    if partial.is_dir():  # find_staging_problem has looked at it
+    if partial.is_dir():  # `find_output_problem` has looked at it
         free += sum(file.stat().st_blocks * 512 for file in partial.iterdir())
     if free < needed + SLACK:
         message = f"{format_size(needed + SLACK)} are needed, but {format_size(free)} are free. Free some disk space."

@@ -68,7 +68,7 @@ class OutputTensor:
         if self.values is not None:
             yield self.values.reshape(-1)
         for part in self.slices:
-            yield from part.blocks(self.dtype)
+            yield from part.average.blocks(part, self.dtype)
 
     @property
     def overflow(self) -> str:

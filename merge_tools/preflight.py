@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +30,6 @@ from .tokenizers import named_source
 from .value_checks import check_float16, check_values
 
 
-@dataclass
-class Preflight:
-    """The findings on a recipe, and the plan of its mixture with gates of zeros; None if there are errors."""
-
-    report: Report
-    plan: Plan | None = None
-
-
 def check(
     recipe: Recipe | dict | str | Path, out: str | Path | None = None, *, deep: bool = False, **changes
 ) -> Report:
@@ -52,7 +44,7 @@ def check(
     Returns:
         All findings, including errors. `report.raise_for_errors()` raises them as one exception.
     """
-    return run_preflight(recipe, out, deep=deep, thorough=True, **changes).report
+    return run_preflight(recipe, out, deep=deep, thorough=True, **changes)[0]
 
 
 def run_preflight(
@@ -62,8 +54,8 @@ def run_preflight(
     deep: bool = False,
     thorough: bool = False,
     **changes,
-) -> Preflight:
-    """Like `check`, but also returns the plan.
+) -> tuple[Report, Plan | None]:
+    """Like `check`, but also returns the plan of the mixture with gates of zeros, or None if there are errors.
 
     With `thorough`, every configuration is tried in transformers; otherwise those that are not ordinary.
     """
@@ -73,7 +65,7 @@ def run_preflight(
     except MergeError as error:
         for line in str(error).splitlines():
             report.add("error", "recipe", "recipe", line)
-        return Preflight(report)
+        return report, None
     report.allow = recipe.allow
     base, experts = open_sources(report, recipe)
     sources = distinct([base, *experts])
@@ -99,7 +91,7 @@ def run_preflight(
         check_output_path(report, Path(out), [source for source in (base, *experts) if source])
         if report.ok and plan:
             check_disk(report, Path(out), plan.sizes["bytes"])
-    return Preflight(report, plan if report.ok else None)
+    return report, plan if report.ok else None
 
 
 def open_sources(report: Report, recipe: Recipe) -> tuple[Source | None, list[Source]]:

@@ -114,7 +114,3 @@ class Slice:
     def read_all(self, share: int = 1) -> Iterator[list[np.ndarray]]:
         """Yields its raw elements in all sources, in the base first if there is one."""
         return self.read((*([self.base] if self.base else []), *self.sources), self.start, self.stop, share)
-
-    def blocks(self, out: str) -> Iterator[np.ndarray]:
-        """Yields the merged raw elements in the dtype `out`."""
-        return self.average.blocks(self, out)

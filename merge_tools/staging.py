@@ -23,15 +23,6 @@ def partial_folder(out: Path) -> Path:
     return out.parent / f".{out.name}.partial"
 
 
-def find_staging_problem(folder: Path, command: str) -> str | None:
-    """Why a path cannot be the staging folder of a command, if so: only files that its own record names may be removed."""
-    try:
-        open_claim(folder, command)
-    except MergeError as error:
-        return str(error)
-    return None
-
-
 def open_claim(folder: Path, command: str) -> Claim | None:
     """The claim that an interrupted run of a command has on a staging folder, if there is one.
 

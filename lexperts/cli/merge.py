@@ -100,8 +100,8 @@ def compose(
 
 def show_plan(view: Screen, config: Path, out: Path, allow: list[str] | None):
     """Prints the findings of the preflight and, without errors, the plan."""
-    preflight = run_preflight(config, out, allow=allow or None)
-    report, plan = preflight.report, preflight.plan and preflight.plan.summary()
+    report, planned = run_preflight(config, out, allow=allow or None)
+    plan = planned and planned.summary()
     view.result(report.to_dict() | ({"plan": plan} if plan else {}), lambda: merge_screen.render_findings(report))
     if not view.as_json:
         if plan:
