@@ -74,7 +74,8 @@ class Mixture:
                 raise MergeError(f"{folder / RECORD} lists other experts than its recipe. Copy or compose it again.")
             known = {"base", *mixture.names}
             if unknown := [given for given in mixture.moved if given not in known]:
-                raise MergeError(f"The mixture has no source {unknown[0]!r:.80}.{did_you_mean(str(unknown[0]), known)}")
+                hint = did_you_mean(str(unknown[0]), known)
+                raise MergeError(f"The mixture has no source {unknown[0]!r:.80} that was moved.{hint}")
             expected = mixture.tensor_names()
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise MergeError(f"{folder / RECORD} is damaged ({error!r:.80}). Copy or compose it again.") from error
