@@ -166,6 +166,13 @@ def test_options_are_written_with_hyphens_or_underscores(separator, capsys):
     assert "--best-of '0'" in capsys.readouterr().err
 
 
+def test_all_options_are_listed_on_request(capsys):
+    with pytest.raises(SystemExit):
+        parse_command("seke", "train", ["--help_all"])
+    text = capsys.readouterr().out
+    assert "--learning-rate FLOAT" in text and "--max-length INT" in text and text.count("--debug") == 1
+
+
 def test_debug_raises_an_error_of_an_option():
     with pytest.raises(UserError, match="--max-length 'x'"):
         command("seke", "train", pytest.fail)(["--max-length", "x", "--debug"])

@@ -109,8 +109,9 @@ def format_help(command: str, recipe: str, module: str, with_training: bool = Fa
             "--num-train-epochs, --per-device-train-batch-size. --help-all lists them.\n\n"
         )
     known = f", or one of: {', '.join(names)}" if names else ""
+    options = [one for cls in load_classes(recipe, module, with_training) for one in list_options(cls, TRAINING_ABOUT)]
     parser = Parser(
-        (one for cls in load_classes(recipe, module, with_training) for one in list_options(cls, TRAINING_ABOUT)),
+        [one for one in options if one.name != "debug"],  # of transformers, in a YAML file alone: here it is a switch
         usage=f"{command} [CONFIG] [OPTIONS]",
         description=ast.get_docstring(ast.parse(source)),
         epilog=f"{accepted}CONFIG is a YAML file of options{known}. Options on the command line win.",
