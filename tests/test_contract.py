@@ -14,6 +14,8 @@ from transformers import AutoConfig, AutoModel, BartForConditionalGeneration, Be
 
 import lexperts  # noqa: F401  (registers the pipelines)
 from modeling_lexicon.cache_lexicon import CACHE
+from run_tools.config_checks import CheckedConfigMixin
+from run_tools.models import CheckedModelMixin
 
 from .tiny_models import (
     CASES,
@@ -130,6 +132,12 @@ def test_models_are_sent_to_a_spawned_process():
     for name, logits in found.items():
         torch.testing.assert_close(torch.from_numpy(logits), expected[name], rtol=1e-5, atol=1e-6)
     assert set(found) == set(CASES)
+
+
+def test_every_class_has_the_checks_of_the_package():
+    """They are imported in `try` blocks, so that a failure of this import would pass in silence."""
+    for case in CASES.values():
+        assert issubclass(case.cls, CheckedModelMixin) and issubclass(case.cls.config_class, CheckedConfigMixin)
 
 
 @pytest.mark.parametrize("name", CASES)
