@@ -112,14 +112,13 @@ def test_coverage_refuses_data_with_nothing_to_learn(total):
         describe_coverage({"num_keyphrases": [total], "num_present": [0]})
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "json"])
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
-def test_a_byte_order_mark_names_the_encoding(suffix, encoding, tmp_path):
+def test_a_json_file_may_hold_an_array(tmp_path):
     rows = [{"text": "naïve graph", "keyphrases": ["graph"]}, {"text": "cut", "keyphrases": []}]
-    path = tmp_path / f"a.{suffix}"
-    text = json.dumps(rows) if suffix == "json" else "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    path.write_bytes(text.encode(encoding))
-    assert read_jsonl(path) == rows
+    (tmp_path / "a.json").write_bytes(json.dumps(rows).encode("utf-16"))
+    assert read_jsonl(tmp_path / "a.json") == rows
+    (tmp_path / "a.json").write_text('[{"text": "graph"}, 3]')
+    with pytest.raises(ValueError, match="a.json, element 2: expected a JSON object, got a int"):
+        read_jsonl(tmp_path / "a.json")
 
 
 def test_utf_16_without_a_byte_order_mark_is_named(tmp_path):
