@@ -185,14 +185,14 @@ def test_a_trimmed_text_is_a_beginning_and_trimmed_again_the_same(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["." * 100_000 + "a", ".'" * 50_000, "a" * 100_000, " " * 100_000, "\n" * 100_000, ". " * 50_000, "a, " * 30_000],
+    ["." * 200_000 + "a", ".'" * 100_000, "a" * 200_000, " " * 200_000, "\n" * 200_000, ". " * 100_000, "a, " * 60_000],
 )
 def test_monstrous_texts_are_divided_in_good_time(text):
-    start = time.perf_counter()
+    start = time.process_time()
     pieces = split_to_fit(text, 500, characters_of)
     assert "".join(pieces) == text
     trim_to_sentence(text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_lone_surrogates_are_replaced_one_for_one():
