@@ -52,6 +52,15 @@ def adapt(base, folder, seed, **options) -> tuple[Path, Path]:
     return folder / "adapter", folder / "merged"
 
 
+def close_tensors(one, other, atol=1e-6, rtol=1e-6):
+    """The tensors of two folders, which are equal."""
+    ours, theirs = read_tensors(one), read_tensors(other)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert_close(ours[name], theirs[name], atol=atol, rtol=rtol)
+    return ours, theirs
+
+
 def named(folders):
     return [{"source_model": str(folder), "name": f"expert {i}"} for i, folder in enumerate(folders)]
 
@@ -159,9 +168,7 @@ def test_blocks_of_any_size_make_the_same_mixture(pair, tmp_path, monkeypatch, c
     compose(recipe, tmp_path / "whole")
     monkeypatch.setattr(slices, "CHUNK", chunk)
     compose(recipe, tmp_path / "blocks")
-    ours, theirs = read_tensors(tmp_path / "blocks"), read_tensors(tmp_path / "whole")
-    for name in ours:
-        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
+    close_tensors(tmp_path / "blocks", tmp_path / "whole")
 
 
 def test_gates_use_the_adapted_model_if_that_is_the_base(pair, tmp_path):
@@ -189,9 +196,7 @@ def test_extract_returns_the_merged_expert(pair, tmp_path):
     compose(recipe_of(named(adapters), base_model=str(base), average="base"), tmp_path / "out")
     shared = extract(tmp_path / "out", "expert 1", tmp_path / "dense")["shared"]
     assert shared["equal"]
-    ours, theirs = read_tensors(tmp_path / "dense"), read_tensors(merged[1])
-    for name in ours:
-        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
+    ours, _ = close_tensors(tmp_path / "dense", merged[1])
     assert not torch.allclose(
         ours["model.layers.0.mlp.up_proj.weight"], read_tensors(base)["model.layers.0.mlp.up_proj.weight"], atol=1e-3
     )
@@ -203,9 +208,7 @@ def test_adding_an_adapter_equals_adding_the_merged_expert(pair, make_expert, tm
     compose(recipe_of(named(first), base_model=str(base), average="base"), tmp_path / "two")
     for name, folder in (("adapter", adapters[0]), ("merged", merged[0])):
         add(tmp_path / "two", {"source_model": str(folder), "name": "new"}, tmp_path / f"{name}_out")
-    ours, theirs = read_tensors(tmp_path / "adapter_out"), read_tensors(tmp_path / "merged_out")
-    for name in ours:
-        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
+    ours, _ = close_tensors(tmp_path / "adapter_out", tmp_path / "merged_out")
     assert verify(tmp_path / "adapter_out")["ok"]
     stranger = adapt(first[1], tmp_path / "stranger", 3, target_modules=MLP)[0]
     with pytest.raises(MergeError, match="is an adapter over"):
@@ -248,8 +251,7 @@ def test_a_moved_adapter_finds_its_base_in_the_recipe(pair, tmp_path):
     for adapter in adapters:
         edit_json(adapter / "adapter_config.json", base_model_name_or_path="/no/longer/there")
     compose(recipe_of(named(adapters), base_model=str(base)), tmp_path / "moved")
-    ours, theirs = read_tensors(tmp_path / "moved"), read_tensors(tmp_path / "out")
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    close_tensors(tmp_path / "moved", tmp_path / "out", atol=0, rtol=0)
 
 
 def test_adapters_on_attention_alone_need_routed_attention(pair, tmp_path):
@@ -304,8 +306,7 @@ def test_an_adapter_over_a_revision_of_a_model_of_the_hub(pair, make_expert, tmp
         run_python("-m", "lexperts", "merge", "compose", tmp_path / "recipe.json", tmp_path / "out", env=environment)
     (stored,) = (tmp_path / "cache").rglob("model.safetensors")
     assert stored.is_symlink()
-    ours, local = (read_tensors(tmp_path / name) for name in ("out", "local"))
-    assert all(torch.equal(ours[name], local[name]) for name in local)
+    close_tensors(tmp_path / "out", tmp_path / "local", atol=0, rtol=0)
 
 
 def test_an_adapter_of_the_head_next_to_an_expert_with_more_tokens(pair, make_expert, tmp_path):
@@ -314,8 +315,6 @@ def test_an_adapter_of_the_head_next_to_an_expert_with_more_tokens(pair, make_ex
     for name, first in (("adapter", adapters[0]), ("merged", merged[0])):
         recipe = recipe_of(named([first, longer]), base_model=str(base), average="mean")
         compose(recipe, tmp_path / f"{name}_out", allow=["vocab"])
-    ours, theirs = read_tensors(tmp_path / "adapter_out"), read_tensors(tmp_path / "merged_out")
+    ours, _ = close_tensors(tmp_path / "adapter_out", tmp_path / "merged_out")
     assert ours["lm_head.weight"].shape[0] == 46
-    for name in ours:
-        assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-6)
     assert verify(tmp_path / "adapter_out")["ok"]
