@@ -308,7 +308,7 @@ def test_a_mixture_exported_and_back_is_the_same(experts, tmp_path, options):
     assert_close(result["lexicon"], result["mixtral"], atol=1e-5, rtol=1e-5)
     weights = {(tmp_path / name / "model.safetensors").read_bytes() for name in names}
     assert len(weights) == 1  # the layout on disk is one
-    code = {"modeling_lexicon.py", "configuration_lexicon.py", "card.py"}
+    code = {"modeling_lexicon.py", "configuration_lexicon.py"}
     assert code <= contents(tmp_path / "lexicon").keys() and not code & contents(tmp_path / "back").keys()
     assert all(verify(tmp_path / name)["ok"] for name in names)
 
