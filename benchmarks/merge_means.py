@@ -54,8 +54,8 @@ BY_DOMAIN = {
 class Rows:
     """The rows of a split as ids, shuffled once; `count` is the number of rows of each domain."""
 
-    def __init__(self, files: dict[str, Path], tokenizer, count: int):
-        self.files, self.rows = files, []
+    def __init__(self, split: str, files: dict[str, Path], tokenizer, count: int):
+        self.split, self.files, self.rows = split, files, []
         for k, file in enumerate(files.values()):
             rows = load_definition_rows(file)[0]
             order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
@@ -76,13 +76,13 @@ class Experiment:
         self.base = self.train("base", None, DOMAINS, options.base_steps, options.base_lr, 42)
         self.tokenizer = AutoTokenizer.from_pretrained(self.base)
         self.validation, self.test = (
-            Rows(self.files[split], self.tokenizer, getattr(options, f"{split}_rows")) for split in SPLITS[1:]
+            Rows(split, self.files[split], self.tokenizer, getattr(options, f"{split}_rows")) for split in SPLITS[1:]
         )
 
     def train(self, name: str, start: Path | None, domains, steps: int, rate: float, seed: int, gates=False) -> Path:
         """A new model, or one that starts from another: the whole of it trained on domains, or its gates."""
         output = self.work / name
-        settings = {f"{split}_files": [self.files[split][name] for name in domains] for split in SPLITS[:2]}
+        settings = {"train_files": [self.files["train"][name] for name in domains]}
         settings |= {"max_steps": steps, "learning_rate": rate, "seed": seed, "max_length": MAX_LENGTH}
         settings |= {"per_device_train_batch_size": BATCH, "eval_strategy": "no", "save_strategy": "no"}
         if start:
@@ -132,7 +132,7 @@ class Experiment:
 
     def losses(self, model: Path, rows: Rows, by_domain: bool = False) -> torch.Tensor:
         """Nats and number of tokens of each row `(N, 2)`, cached in the work folder."""
-        cached = self.work / "scores" / f"{model.name}_{len(rows.rows)}.safetensors"
+        cached = self.work / "scores" / f"{model.name}_{rows.split}.safetensors"
         settings = {"model": model / "model.safetensors", "rows": rows.files, "count": len(rows.rows)}
         if not self.has(cached, **settings, by_domain=by_domain):
             loaded = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
