@@ -18,7 +18,6 @@ from .errors import MergeError
 from .findings import Report
 from .gate_modes import GATE_MODES, RandomMode
 from .gates import drawn_gate, gates_from_texts
-from .layout import all_parts
 from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
 from .output_folder import write_output
@@ -26,7 +25,7 @@ from .places import places_beside
 from .plan import OutputTensor, copy_tensor, measure, zero_tensors
 from .preflight import check_adapters
 from .provenance import source_record
-from .recipe import ExpertRecipe, Recipe, read_recipe
+from .recipe import ExpertRecipe, Recipe, all_parts, read_recipe
 from .shard_writer import Progress
 from .tensor_files import PIECE, read_blocks
 from .tokenizer_checks import check_tokenizer, check_written_settings

@@ -11,8 +11,8 @@ from .checkpoints import Source
 from .encoding import open_encoder
 from .errors import MergeError
 from .gate_modes import GATE_MODES, DrawnMode, TextMode, mean_state
-from .layout import RoutedPart, Shape, gated_parts
-from .recipe import ExpertRecipe, Recipe
+from .layout import RoutedPart, Shape
+from .recipe import ExpertRecipe, Recipe, gated_parts
 from .texts import prompt_of, read_texts
 
 MAX_SAMPLES = 256  # texts of an expert that its centroid is computed from

@@ -1,13 +1,9 @@
 """The layout of a model according to its family and config.json: tensors, RoPE settings, and routed modules."""
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 from .errors import MergeError
 from .families import ATTENTION, LINEARS, MIXTURES, MLP, Family, MixtureClass, family_of
-
-if TYPE_CHECKING:
-    from .recipe import Recipe
 
 BLOCK_OF = {name: "mlp" if name in MLP else "self_attn" for name in LINEARS}
 SHAPE_DEFAULTS = ("attention_bias", "mlp_bias", "tie_word_embeddings")
@@ -181,18 +177,3 @@ def mixture_layout(shape: Shape, parts: list[RoutedPart]) -> list[str | RoutedPa
     """The names of the tensors that are not routed, and the routed parts, in the order of a forward pass."""
     part_of = {dense: part for part in parts for dense, _ in part.expert_tensors(shape)}
     return list(dict.fromkeys(part_of.get(name, name) for name in shape.tensors()))
-
-
-def all_parts(recipe: "Recipe", shape: Shape) -> list[RoutedPart]:
-    """The routers of a mixture of models of this shape; in `format: lexicon` with the names of a Mixtral."""
-    layers = shape.num_hidden_layers
-    mixture = shape.mixture if recipe.is_stock and recipe.format != "lexicon" else MIXTURES["mixtral"]
-    return routed_parts(layers, recipe.router_layers, recipe.router_layers_index, mixture)
-
-
-def gated_parts(recipe: "Recipe", shape: Shape) -> list[RoutedPart]:
-    """The routers that have a gate: all; with the domain policy only the first, or none."""
-    parts = all_parts(recipe, shape)
-    if recipe.routing_policy != "domain":
-        return parts
-    return [] if recipe.gate_mode == "none" else parts[:1]

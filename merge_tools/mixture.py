@@ -16,11 +16,11 @@ from .checkpoints import Source, open_checkpoint, open_source
 from .config_checks import find_value_errors
 from .errors import MergeError
 from .families import FAMILIES
-from .layout import RoutedPart, all_parts, gated_parts, mixture_layout, rope_parameters
+from .layout import RoutedPart, mixture_layout, rope_parameters
 from .places import download, is_on_hub, is_relative, locate, recorded_paths
 from .plan import active_parameters
 from .provenance import RECORD, read_record
-from .recipe import Recipe, read_recipe
+from .recipe import Recipe, all_parts, gated_parts, read_recipe
 from .tensor_files import read_all
 
 

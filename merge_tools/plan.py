@@ -17,11 +17,11 @@ from .averaging import from_float, to_float32
 from .checkpoints import Source
 from .errors import MergeError
 from .findings import Report
-from .layout import RoutedPart, Shape, all_parts, gated_parts, mixture_layout
+from .layout import RoutedPart, Shape, mixture_layout
 from .output_config import mixture_config, output_format
 from .places import places_beside
 from .provenance import source_record
-from .recipe import Recipe
+from .recipe import Recipe, all_parts, gated_parts
 from .slices import MEAN, Slice
 from .source_scan import ScanResult
 from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_all, read_header

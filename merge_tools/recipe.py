@@ -17,6 +17,7 @@ from .averages import AVERAGES, WITH_DENSITY
 from .errors import MergeError
 from .families import ATTENTION, LINEARS, MIXTURES, MLP
 from .gate_modes import GATE_MODES
+from .layout import RoutedPart, Shape, routed_parts
 from .places import resolve
 
 POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
@@ -413,3 +414,18 @@ def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:
         expert.source_model = resolve(expert.source_model, folder)
         expert.samples = expert.samples and resolve(str(expand_user(expert.samples)), folder)
     return recipe
+
+
+def all_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:
+    """The routers of a mixture of models of this shape; in `format: lexicon` with the names of a Mixtral."""
+    layers = shape.num_hidden_layers
+    mixture = shape.mixture if recipe.is_stock and recipe.format != "lexicon" else MIXTURES["mixtral"]
+    return routed_parts(layers, recipe.router_layers, recipe.router_layers_index, mixture)
+
+
+def gated_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:
+    """The routers that have a gate: all; with the domain policy only the first, or none."""
+    parts = all_parts(recipe, shape)
+    if recipe.routing_policy != "domain":
+        return parts
+    return [] if recipe.gate_mode == "none" else parts[:1]

@@ -224,3 +224,13 @@ def hyphenate(word: str) -> str:
     """ "--best_of=a_b" -> "--best-of=a_b"; other words stay."""
     name, separator, value = word.partition("=")
     return f"{name.replace('_', '-')}{separator}{value}" if word.startswith("--") else word
+
+
+def parse_name_place(
+    value: str, option: str, example: str = "news=data/news", form: str = "NAME=PLACE"
+) -> tuple[str, str]:
+    """ "NAME=PLACE" -> name, place; raises a `UserError` for anything else."""
+    name, _, place = map(str.strip, value.partition("="))
+    if not (name and place):
+        raise UserError(f"{option} {short_repr(value)} must be {form}. Example: {option} {example}.")
+    return name, place

@@ -9,12 +9,13 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from run_tools.errors import REPEAT, UserError, short_repr, user_errors
+from run_tools.errors import REPEAT, user_errors
 from run_tools.option_values import LARGEST_SEED, Limits
 from run_tools.options import Option, Parser, hyphenate, list_options, option
 from run_tools.yaml_files import read_yaml
 
 from .configurations import config_names, find_config, read_config
+from .option_kinds import check_place
 
 TRAINING = "transformers.TrainingArguments"  # a name in place of the class, whose import takes seconds
 COUNT, NUMBER, SHARE = Limits(least=1), Limits(least=0), Limits(least=0, below=1)
@@ -73,14 +74,6 @@ class ColumnArguments:
     text_column: str = option("text", "column of texts, or of lists of words")
     title_column: str = option("title", "column of titles, which may be empty")
     keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of texts with ; between them")
-
-
-def parse_name_place(value: str, option: str, example: str = "news=data/news", form: str = "NAME=PLACE"):
-    """ "NAME=PLACE" -> name, place; raises a `UserError` for anything else."""
-    name, _, place = map(str.strip, value.partition("="))
-    if not (name and place):
-        raise UserError(f"{option} {short_repr(value)} must be {form}. Example: {option} {example}.")
-    return name, place
 
 
 def load_classes(recipe: str, module: str, with_training: bool = True) -> list[type]:
@@ -179,8 +172,6 @@ def command(recipe: str, module: str, call: Callable, resume: str = REPEAT) -> C
 
 def check_places(options: Mapping[str, Option], groups: Iterable) -> None:
     """Raises an error for a file, folder or model among the options that does not exist, or cannot be written."""
-    from .option_kinds import check_place
-
     for group in groups:
         for name, value in vars(group).items():
             kind = options[name].kind if name in options else ""

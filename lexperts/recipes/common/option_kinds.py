@@ -6,8 +6,7 @@ from pathlib import Path
 from run_tools.errors import UserError, did_you_mean, repr_path, short_repr
 from run_tools.fingerprints import parse_named_path
 from run_tools.option_paths import check_file, check_folder, check_new_file, check_new_folder
-
-from .arguments import parse_name_place
+from run_tools.options import parse_name_place
 
 
 def check_place(option: str, text: str, kind: str) -> None:

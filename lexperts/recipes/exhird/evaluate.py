@@ -25,8 +25,9 @@ from modeling_exhird.generation_exhird import KeyphraseGenerator
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.options import parse_name_place
 
-from ..common.arguments import command, parse_name_place
+from ..common.arguments import command
 from .arguments import EvaluateArguments
 
 METRICS = {"f1@M": "F1@M", "f1@5": "F1@5", "correct@M": "#C@M", "correct@5": "#C@5", "avg_num_preds": "#Avg.Len"}

@@ -5,9 +5,9 @@ from typing import Literal
 
 from run_tools.errors import UserError
 from run_tools.option_values import LARGEST_SEED
-from run_tools.options import option, required
+from run_tools.options import option, parse_name_place, required
 
-from ..common.arguments import TRAINING, RunFolderArguments, parse_name_place
+from ..common.arguments import TRAINING, RunFolderArguments
 
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
 ROUTER_PARTS = ("gates", "experts", "all")

@@ -7,8 +7,8 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 
 from run_tools.fingerprints import fingerprint
 from run_tools.jsonl import read_jsonl
+from run_tools.options import parse_name_place
 
-from ..common.arguments import parse_name_place
 from .arguments import DOCUMENTS, SUMMARIES, DataArguments
 
 SPLITS = ("train", "validation", "test")

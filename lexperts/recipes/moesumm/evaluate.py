@@ -27,8 +27,9 @@ from run_tools.errors import RESUME
 from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config
+from run_tools.options import parse_name_place
 
-from ..common.arguments import command, parse_name_place
+from ..common.arguments import command
 from .arguments import DataArguments, EvaluationArguments, GenerationArguments
 from .data import load_sources, require_split
 from .resumable_summaries import SummaryFile, load_summarizer, read_summaries
