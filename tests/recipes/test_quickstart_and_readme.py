@@ -86,7 +86,7 @@ def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
         ]
         write_rows(data / f"{split}.jsonl", rows)
     done = train(backbone, tmp_path / "out", "--dataset-name", data, "--num-train-epochs", 1)
-    assert done.returncode == 2 and "there is no 'text', 'keyphrases'" in done.stderr
+    assert done.returncode == 2 and "no 'text', 'keyphrases'" in done.stderr
     assert "the columns are 'document', 'extractive_keyphrases'" in done.stderr
     columns = ("--text-column", "document", "--keyphrases-column", "extractive_keyphrases")
     done = train(backbone, tmp_path / "out", "--dataset-name", data, "--num-train-epochs", 1, *columns)

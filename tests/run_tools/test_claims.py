@@ -96,7 +96,7 @@ def test_a_damaged_record_is_refused(content, claim):
     assert (claim.folder / "a.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["../mine.txt", "/etc/passwd", "a/b", "..", "", None, 3])
+@pytest.mark.parametrize("name", ["../mine.txt", "/etc/passwd", "a/../b", "a/b/c", "..", "", None, 3])
 def test_a_record_names_files_of_its_own_folder_only(name, claim):
     with (claim.folder / RECORD).open("a") as file:
         file.write(json.dumps({"file": name}) + "\n")
