@@ -87,7 +87,6 @@ def merge_gates() -> str:
         lines.append((SHAPES[shape], label, extremes, f"{total:,.0f} MiB ({anonymous:,.0f})"))
     rounds = 1 + max(row["round"] for row in record["results"])
     note = f"User and system time of complete processes, medians (and extremes) of {rounds} rounds, interleaved. "
-    note += "Other processes used the machine meanwhile, which lengthens processor time too: compare within a model. "
     note += "Two prompts for each expert. "
     header = ("4 experts", "", "processor seconds", "peak memory (without mapped files)")
     return page(table(header, lines), record, "merge_speed.py --help", note)
