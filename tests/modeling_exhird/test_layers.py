@@ -8,10 +8,13 @@ from modeling_exhird import DataCollatorForKeyphraseGeneration, tokenize_documen
 from modeling_exhird.decoder_exhird import (
     EncoderMemory,
     HierarchicalDecoder,
+    WordStep,
     exclusive_pairs,
+    labels_by_phrase,
 )
 
 from .conftest import each_kind
+from .test_parity import phrase_attention
 
 # ---- encoders, and the decoder's initial state
 
@@ -242,3 +245,40 @@ def test_exclusive_pairs_equal_a_loop(window):
         sizes.add(len(expected))
     assert sizes == {0} if window == 0 else len(sizes) > 3
     assert all(len(x) == 0 for x in exclusive_pairs(torch.tensor([[[3]]]), V, 0, window))  # rows of one step
+
+
+def test_the_rescaled_attention_is_one_softmax(tiny_exhird, batch_for):
+    """`phrase_attention` times the words' own attention, made to sum to 1, is what a step reads."""
+    model, batch = tiny_exhird("bigru").double(), batch_for("bigru")
+    memory, h = model.encode(batch["input_ids"], batch["attention_mask"], batch["copy_ids"])
+    decoder, kept = model.decoder, []
+    decoder.word_attention.register_forward_hook(lambda module, args, out: kept.append(out))
+    read = model.word_gates(torch.full((4,), 2))
+    query = decoder.phrase_attention(h)
+    alpha = decoder.step(read, WordStep(h, torch.zeros_like(h), None), query, memory).attention
+    own = (torch.einsum("bd,bld->bl", kept[0], memory.states) + memory.bias).softmax(-1)
+    product = own * phrase_attention(decoder, h, memory)
+    assert_close(alpha, product / product.sum(-1, keepdim=True))
+    assert not torch.allclose(alpha, own, atol=1e-3)
+
+
+@pytest.mark.parametrize("window", [0, 2, -1])
+def test_the_exclusive_loss_is_that_of_its_pairs(window, tiny_exhird, batch_for):
+    """-log(1 - P_i(y_k)), P_i of the step after the phrase's start, whatever else is in the batch."""
+    batch = batch_for("bigru")
+    model = tiny_exhird("bigru", exclusive_loss_coef=0.7, exclusive_loss_window=window).double().train()
+    outputs = model(**batch)
+    (labels, _), V, expected = (
+        labels_by_phrase(batch["labels"], model.config.end_phrase_token_id),
+        model.config.vocab_size,
+        0.0,
+    )
+    with torch.no_grad():
+        for b, i, word in slow_pairs(labels, V, 0, window):
+            instead = labels.clone()
+            instead[b, i, 1] = word
+            expected -= torch.log1p(-model(**{**batch, "labels": instead}).log_probs[b, i, 1].exp())
+    assert outputs.exclusive_loss.item() == pytest.approx(float(expected) / 4, rel=1e-6)
+    assert (outputs.exclusive_loss > 0) == (window != 0)
+    assert_close(outputs.loss, outputs.generation_loss + 0.7 * outputs.exclusive_loss)
+    assert_close(model.eval()(**batch).loss, outputs.generation_loss)  # what evaluation compares is the likelihood

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from transformers import pipeline
 
 from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration
+from modeling_exhird.search_exhird import DecodingConstraints, beam_search_phrase, greedy_phrase
 
 from .conftest import DOCUMENTS, each_kind, generate_keyphrases, without_labels
 
@@ -289,3 +290,45 @@ def test_a_model_in_training_is_put_back_to_it(tiny_exhird, tokenizer_for):
     with pytest.raises(ValueError, match="num_beams=0"):
         generate(texts, num_beams=0)
     assert model.training and not model.decoder.training
+
+
+@each_kind
+def test_one_beam_is_greedy(kind, stopping, batch_for):
+    model, batch = stopping(kind), without_labels(batch_for(kind))
+    config = model.config
+    with torch.no_grad():
+        memory, h = model.encode(batch["input_ids"], batch["attention_mask"], batch.pop("copy_ids"), **subwords(batch))
+        constraints = DecodingConstraints(config, 5, 4, 1, num_beams=1)
+        firsts = [torch.tensor([20, -1, 11, 4])]
+        for phrase in (0, 1):
+            greedy = greedy_phrase(model, memory, h, 5, constraints, phrase, firsts[:phrase])
+            beam = beam_search_phrase(model, memory, h, 5, constraints, phrase, firsts[:phrase])
+            assert torch.equal(greedy[0], beam[0])
+            assert_close(greedy[1:], beam[1:], rtol=0, atol=1e-5)
+
+
+def subwords(batch):
+    return {name: x for name, x in batch.items() if name.startswith("subword")}
+
+
+def test_enough_beams_find_the_most_probable_phrase(smallest):
+    """The one with the highest mean log-probability; greedy search often misses it."""
+    rows = sorted(set(every_phrase(range(10), 3)))
+    labels = torch.full((len(rows), 1, 3), -100)
+    for row, label in zip(rows, labels, strict=True):
+        label[0, : len(row)] = torch.tensor(row)
+    lengths, missed, ended = (labels != -100).sum((1, 2)), 0, 0
+    for seed in range(12):
+        model, document = smallest(seed)
+        with torch.no_grad():
+            log_p = model(**{name: x.expand(len(rows), -1) for name, x in document.items()}, labels=labels).log_probs
+        mean = log_p.sum((1, 2)) / lengths
+        best = int(mean.argmax())
+        found = model.generate_phrases(**document, num_beams=100)
+        assert tuple(phrases(found, 0)[0]) == rows[best]
+        assert_close(found.log_probs[0, 0], log_p[best].sum(), rtol=1e-4, atol=1e-4)
+        greedy = model.generate_phrases(**document)
+        missed += not torch.equal(greedy.ids, found.ids)
+        ended += len(rows[best]) < 3
+        assert greedy.log_probs[0, 0] / len(phrases(greedy, 0)[0]) <= mean[best] + 1e-5
+    assert missed > 0

@@ -424,3 +424,26 @@ def test_rows_of_new_documents_alone_are_blocks(tmp_path):
     ]  # fmt: skip
     rest = list(corpus.blocks(2, {0: 2}, is_new=lambda row: row.id % 2 == 1))
     assert rest == blocks[1:]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_names_the_encoding(name, encoding, tmp_path):
+    row = {"id": "ü", "text": "naïve graph"}
+    content = {
+        "a.jsonl": json.dumps(row),
+        "a.json": json.dumps([row]),
+        "a.csv": "id,text\nü,naïve graph",
+        "a.txt": row["text"],
+    }
+    (tmp_path / name).write_bytes(content[name].encode(encoding))
+    (found,) = Corpus(tmp_path / name).read()
+    assert found.values["text"] == row["text"] and found.id == ("a.txt" if name == "a.txt" else "ü")
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_a_row_that_is_nested_too_deeply_is_an_error(opening, tmp_path):
+    deep = '{"text": ' + opening * 100_000
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "graph"}}\n{deep}\n{{"text": "cut"}}\n')
+    rows = list(Corpus(tmp_path / "a.jsonl").read())
+    assert [row.values is None for row in rows] == [False, True, False] and "nested deeper than 100" in rows[1].error

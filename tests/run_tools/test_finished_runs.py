@@ -370,3 +370,37 @@ def test_every_command_that_reads_corpora_has_their_options(words):
     for word in words.split():
         command = command.commands[word]
     assert {"append", "delimiter", "encoding", "block_size", "engine"} <= {option.name for option in command.params}
+
+
+def test_a_users_file_in_the_parts_is_named_and_stays(unfinished, source):
+    output, parts, whole = unfinished
+    (parts / "thesis.txt").write_text("mine")
+    before = content(parts.parent)
+    with pytest.raises(UserError, match="out.jsonl.parts holds 'thesis.txt', which its record does not name. Move"):
+        run(source, output)
+    assert content(parts.parent) == before
+    (parts / "thesis.txt").rename(parts.parent / "thesis.txt")
+    assert run(source, output) == (10, 0, [], 10)
+    assert output.read_bytes() == whole and not parts.exists()
+
+
+def test_a_folder_of_the_user_with_the_name_of_the_parts_is_refused(source, tmp_path):
+    parts = tmp_path / "out.jsonl.parts"
+    parts.mkdir()
+    (parts / "000000000000-000000000002.jsonl").write_text('{"id": 99}\n' * 2)
+    before = content(tmp_path)
+    with pytest.raises(UserError, match="no record"):
+        run(source, tmp_path / "out.jsonl")
+    assert content(tmp_path) == before
+
+
+def test_files_are_appended_by_their_paths(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "bc":
+        (folder / f"{name}.txt").write_text(name * 3)
+    output = tmp_path / "out.jsonl"
+    run(folder, output, keep=())
+    (folder / "a.txt").write_text("aaaa")
+    assert run(folder, output, keep=(), append=True) == (3, 0, [], 1)
+    assert [(row["id"], row["length"]) for row in lines(output)] == [("b.txt", 3), ("c.txt", 3), ("a.txt", 4)]
