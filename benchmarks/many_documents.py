@@ -104,7 +104,7 @@ def worker_memory(result: dict) -> dict:
 
 
 def thin(values: list, most: int = 50) -> list:
-    """At most so many of the values, evenly spaced."""
+    """At most `most` of the values, evenly spaced."""
     return values[:: -(-len(values) // most)]
 
 

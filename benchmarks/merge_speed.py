@@ -10,7 +10,7 @@
 
 FOLDER receives the experts (random weights; reused if shape and versions are the same, and removed before those of the next
 shape; those of `smollm2` are the model in FOLDER4 with other MLPs). The other folders are virtual environments with mergekit and
-mergoo, and with the same torch as here. Each candidate is timed as a whole process; its processor time is user and system time of
+mergoo, and with the torch of this environment. Each candidate is timed as a whole process; its processor time is user and system time of
 the process and its children. Before each run the last output is removed and the disk is synced. Conditions:
 
     cached-quiet   the sources are read once before, so that they are in the page cache

@@ -113,7 +113,7 @@ def describe_load_errors(option: str, name: str):
         cause = last_cause(str(error)) if isinstance(error, (OSError, ValueError, ImportError)) else one_line(error)
         cause = " ".join(cause.split()) or type(error).__name__
         if not is_path(str(name)):
-            cause = f"there is no such folder, and as a Hub id: {cause}"
+            cause = f"the folder does not exist, and as a Hub id: {cause}"
         raise OSError(
             f"{option} {str(name)!r} could not be opened: {cause:.500} Pass the folder of a model and its tokenizer, or a Hub id."
         ) from error

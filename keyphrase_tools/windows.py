@@ -14,7 +14,7 @@ import numpy as np
 from .titles import MAX_TITLE_LENGTH, title_masks, title_overlaps, truncate_titles
 
 ON_LONG = ("window", "error", "truncate")
-FAR = np.iinfo(np.int64).max  # the distance from an edge at which the document continues, if there is no such edge
+FAR = np.iinfo(np.int64).max  # the distance from an edge at which the document continues, where neither edge is one
 NO_LIMIT = 1_000_000  # model_max_length of tokenizers without a limit is about 1e30
 
 

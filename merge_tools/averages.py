@@ -10,14 +10,14 @@ import numpy as np
 
 from .averaging import mean_float64, to_float64
 from .checkpoints import Source
-from .slices import MEAN, Average, Slice
+from .slices import MEAN, Average, Mean, Slice
 from .task_vectors import TaskVectors
 
 PARALLEL = 0.9995  # cosine of two tensors from which they are averaged, as in mergekit
 
 
-class Base(Average):
-    """A copy of the base's weights."""
+class Base(Mean):
+    """A copy of the base's weights: the mean of one tensor."""
 
     name = "base"
     needs_base = True

@@ -77,7 +77,7 @@ class Source:
         """Yields the raw elements `start` to `stop` of a tensor in blocks, with the adapter applied."""
         if self.is_verbatim(name):
             return read_blocks(self.entry(name), elements, start, stop)
-        return cut(equal_blocks(self._lora_rows(name, elements), elements), start, stop)
+        return slice_blocks(equal_blocks(self._lora_rows(name, elements), elements), start, stop)
 
     def _lora_rows(self, name: str, elements: int) -> Iterator[np.ndarray]:
         assert self.adapter is not None
@@ -90,7 +90,7 @@ class Source:
             yield from_float(value.ravel(), entry.dtype)
 
 
-def cut(blocks: Iterator[np.ndarray], start: int, stop: int | None) -> Iterator[np.ndarray]:
+def slice_blocks(blocks: Iterator[np.ndarray], start: int, stop: int | None) -> Iterator[np.ndarray]:
     """The elements `start` to `stop` of a sequence of blocks."""
     position = 0
     for block in blocks:

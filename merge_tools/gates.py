@@ -69,7 +69,7 @@ def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]
 
 
 def read_samples(path: Path, seed: int) -> list[str]:
-    """Reads a .txt or .jsonl file (`text`, `prompt`, or `term` and `context`); of more than MAX_SAMPLES texts some are drawn.
+    """Reads a .txt or .jsonl file (`text`, `prompt`, or `term` and `context`); of more than MAX_SAMPLES texts a random sample.
 
     Raises a `MergeError` if the file is missing, not UTF-8, empty, or has rows without text.
     """
@@ -92,14 +92,14 @@ def gates_from_texts(recipe: Recipe, base: Source, parts: list[RoutedPart], expe
     mode = GATE_MODES[recipe.gate_mode]
     assert isinstance(mode, TextMode)
     groups = [texts_of(recipe, expert) for expert in experts]
-    listed = [
+    fields = [
         (text, expert, negative, not negative and number < CARD_PROMPTS)
         for expert, pair in enumerate(groups)
         for negative, group in zip((False, True), pair, strict=True)
         for number, text in enumerate(group)
     ]
-    tokens = tokenize(base, [text for text, *_ in listed], like_mergekit=mode.like_mergekit)
-    texts = [Text(*fields, ids) for fields, ids in zip(listed, tokens, strict=True)]
+    tokens = tokenize(base, [text for text, *_ in fields], like_mergekit=mode.like_mergekit)
+    texts = [Text(*of_text, ids) for of_text, ids in zip(fields, tokens, strict=True)]
     statistics = {part.gate: mode.statistics(len(experts), part.input_size(base.shape)) for part in parts}
     # index of a text -> gate -> its vector at the router
     previews: dict[int, dict[str, np.ndarray]] = {i: {} for i, text in enumerate(texts) if text.shown}

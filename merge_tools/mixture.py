@@ -160,7 +160,7 @@ class Mixture:
                 return os.path.relpath(place) if is_relative(path) else str(place)
             if os.path.isdir(path):
                 raise MergeError(
-                    f"{path!r} is a model of the Hub in the recipe of {self.folder}, and also a folder here. Run the command in "
+                    f"{path!r} is a model of the Hub in the recipe of {self.folder}, and also a folder in the working directory. Run the command in "
                     "another folder."
                 )
             return path

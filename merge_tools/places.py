@@ -44,7 +44,7 @@ def locate(origin: str, revision: str | None = None) -> Path:
     """The folder of a source: the folder itself, or the downloaded snapshot of a Hub repository.
 
     Raises:
-        MergeError: if there is no such folder, and the Hub has no such model.
+        MergeError: if neither the folder nor the model on the Hub exists.
     """
     path = expand_user(origin)
     if os.path.isdir(path):
@@ -144,7 +144,7 @@ def find_base(folder: Path, config: dict[str, Any], fallback: str | None, fix: s
     """The folder of an adapter's base, and whether it is the recipe's `base_model`, because the named base does not exist.
 
     A relative path is looked for in the folder of the adapter and in those that contain it, then in the working directory. `fix`
-    is what a message advises if there is no base.
+    is what a message advises if the base does not exist.
     """
     named = config.get("base_model_name_or_path")
     if isinstance(named, str) and named:

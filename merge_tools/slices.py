@@ -1,5 +1,6 @@
 """Slices: ranges of a tensor of the output, each merged from some sources by one average, block by block."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +13,7 @@ from .tensor_files import PIECE, TensorEntry
 CHUNK = PIECE  # elements: the inputs and the sum of a mean stay in the processor's cache
 
 
-class Average:
+class Average(ABC):
     """A value of the recipe's `average`: how a weight that is not routed is merged.
 
     Attributes:
@@ -33,9 +34,9 @@ class Average:
         """The sources that are merged: all experts with a positive weight. `weights` maps the `id` of an expert to its weight."""
         return [expert for expert in experts if weights[id(expert)] > 0]
 
+    @abstractmethod
     def blocks(self, part: "Slice", out: str) -> Iterator[np.ndarray]:
         """Yields the merged raw elements of a slice in the dtype `out`, in blocks."""
-        raise NotImplementedError
 
     def bound(self, largest: float, base: float, density: float) -> float:
         """An upper bound of the merged magnitudes, given the largest ones of the experts and of the base."""

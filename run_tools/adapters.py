@@ -1,4 +1,4 @@
-"""The `LoraConfig` of a model of ours: `lora_config()` of every class. PyTorch and transformers are imported by the caller."""
+"""The `LoraConfig` of a model of ours: `lora_config()` of every class. Imports neither PyTorch nor transformers."""
 
 import warnings
 from typing import Any

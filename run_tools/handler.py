@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves a checkpoint on hosted inference endpoints, which look for an `EndpointHandler` in `handler.py`.
 
-A file of each checkpoint that has a pipeline: saving a model copies it, and nothing imports it from here.
+A file of each checkpoint that has a pipeline: saving a model copies it, and nothing imports it from this package.
 """
 
 import json

@@ -70,7 +70,7 @@ class ResumableOutput:
         self.is_finished = False
 
     def find_record(self) -> OutputRecord | None:
-        """The record of the output, `None` if there is no output.
+        """The record of the output, `None` if it does not exist.
 
         Raises:
             SettingsMismatchError: if the output has no record, or has changed since, or another file has the record's name.
@@ -245,7 +245,7 @@ class ResumableJsonl(ResumableOutput):
     >>> file = ResumableJsonl("runs/summaries.jsonl", {"num_beams": 4, "rows_sha256": digest(rows)})
     >>> if not file.is_complete():
     ...     file.write(rows, lambda chunk, first: [{"summary": text} for text in summarize(chunk)], batch_size=64)
-    ...     file.finish()
+    ...     file.finish_output()
     ```"""
 
     def __init__(self, path: str | Path, settings: Mapping):
@@ -340,7 +340,7 @@ class ResumableJsonl(ResumableOutput):
         """The objects written so far."""
         return [json.loads(line) for content in self.read_blocks() for line in content.splitlines()]
 
-    def finish(self, lines: Iterable[dict] | None = None, facts: Mapping | None = None) -> None:
+    def finish_output(self, lines: Iterable[dict] | None = None, facts: Mapping | None = None) -> None:
         """Gives the file its name.
 
         Args:

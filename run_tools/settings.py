@@ -18,7 +18,7 @@ NOT_GIVEN = NotGiven()
 def find_changes(before: Mapping, now: Mapping, *, shared: bool = False) -> dict[str, str]:
     """The settings that differ by name, nested ones as "outer.inner", each with a message such as "top_k=2 before, 3 now".
 
-    Fingerprints are equal if their content is, whatever its name. If `model` differs, its parts are not listed.
+    Fingerprints are equal if their content is, whatever its name. If `model` differs, its parts are left out.
 
     Args:
         shared: compare only the settings that both have.

@@ -175,7 +175,7 @@ def test_a_file_of_the_user_beside_a_graph_is_named_and_stays(seke, tmp_path):
     export_model(folder, output)  # again: the graph is replaced
     (output / "onnx" / "notes.txt").write_text("mine")
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="notes.txt is not of an export, and would be removed"):
+    with pytest.raises(ValueError, match="notes.txt .* removed"):
         export_model(folder, output)
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
 

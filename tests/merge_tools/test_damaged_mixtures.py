@@ -83,5 +83,5 @@ def test_any_value_of_another_type_in_the_record_is_named(mixture, tmp_path):
                 refused += 1
     assert refused > 100
     (folder / "merge_record.json").write_text("[]")
-    with pytest.raises(MergeError, match="merge_record.json is damaged: it holds a list. Copy or compose"):
+    with pytest.raises(MergeError, match="merge_record.json is damaged.* list.*compose"):
         merge_tools.verify(folder)

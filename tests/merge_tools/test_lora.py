@@ -215,7 +215,7 @@ def test_adding_an_adapter_equals_adding_the_merged_expert(pair, make_expert, tm
         add(tmp_path / "two", {"source_model": str(stranger), "name": "new"}, tmp_path / "out")
     compose(recipe_of(named(first)), tmp_path / "without base_model")
     edit_json(stranger / "adapter_config.json", base_model_name_or_path="/no/longer/there")
-    with pytest.raises(MergeError, match="does not exist. Merge it with peft first, or put the base there"):
+    with pytest.raises(MergeError, match="no/longer/there.* does not exist.*peft"):
         add(tmp_path / "without base_model", stranger, tmp_path / "out")
 
 

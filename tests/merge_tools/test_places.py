@@ -109,7 +109,7 @@ def test_models_of_the_hub_are_not_folders_here(project, hub, tmp_path, monkeypa
     compose(recipe_of([str(project / "m" / "e0"), "m/e9"]), tmp_path / "mixture")
     shutil.copytree("m/e1", "m/e9")
     assert verify(tmp_path / "mixture")["ok"] and card_of(tmp_path / "mixture")["base_model"] == ["m/e9"]
-    with pytest.raises(MergeError, match="'m/e9' is a model of the Hub .* and also a folder here"):
+    with pytest.raises(MergeError, match="'m/e9' is a model of the Hub .* and also a folder"):
         add(tmp_path / "mixture", "m/e1", tmp_path / "out", recompose=True)
     add(tmp_path / "mixture", {"source_model": "m/e9", "name": "mine"}, tmp_path / "out")
     assert verify(tmp_path / "out")["ok"] and card_of(tmp_path / "out")["base_model"] == ["m/e9"]

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import json
+import re
 import shutil
 
 import numpy as np
@@ -312,13 +313,12 @@ def test_verify_finds_a_deleted_and_a_changed_tokenizer_file(experts, tmp_path):
     folder = composed(tmp_path / "out", experts(2))
     edit_json(folder / "config.json", transformers_version="5.0", problem_type="x")
     result = verify(folder)
-    assert result["ok"] and result["notes"] == ["config.json has fields that the merge did not write: problem_type."]
+    assert result["ok"] and len(result["notes"]) == 1
+    assert re.fullmatch("config.json .* not write: problem_type.", result["notes"][0])
     (folder / "tokenizer.json").unlink()
     edit_json(folder / "tokenizer_config.json", padding_side="right")
-    assert verify(folder)["faults"] == [
-        "tokenizer.json is missing. It was written with the mixture.",
-        "tokenizer_config.json has changed since the merge.",
-    ]
+    missing, changed = verify(folder)["faults"]
+    assert missing.startswith("tokenizer.json is missing") and changed.startswith("tokenizer_config.json has changed")
 
 
 def test_verify_finds_sources_from_any_working_folder_and_where_they_were_moved(own, tmp_path, monkeypatch):

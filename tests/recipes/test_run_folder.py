@@ -129,9 +129,7 @@ def test_overwriting_removes_nothing_in_a_folder_that_no_run_has_written(record,
     if record != "none":
         (tmp_path / "run_settings.json").write_text("{" if record == "damaged" else '{"mine": 1}')
     before = content(tmp_path)
-    with pytest.raises(
-        SettingsMismatchError, match="would remove .*base, which no run .* record of a run, is missing or damaged"
-    ):
+    with pytest.raises(SettingsMismatchError, match="would remove .*base, .*run_settings.json.* missing or damaged"):
         open_run(tmp_path, overwrite=True)
     assert content(tmp_path) == before
 
@@ -141,9 +139,7 @@ def test_overwriting_does_not_remove_what_only_looks_like_an_output(name, tmp_pa
     left_by_a_run(tmp_path)
     (tmp_path / name).write_text("mine")
     before = content(tmp_path)
-    with pytest.raises(
-        SettingsMismatchError, match=f"would remove .*{name}, .* its name is not one of a run's outputs. Move"
-    ):
+    with pytest.raises(SettingsMismatchError, match=f"would remove .*{name}, .* its name .*Move"):
         open_run(tmp_path, overwrite=True)
     assert content(tmp_path) == before
 

@@ -25,7 +25,7 @@ def squares(rows, first):
 def complete(path, settings=SETTINGS, **options):
     file = ResumableJsonl(path, settings)
     new = file.write(ROWS, squares, batch_size=4, **options)
-    file.finish()
+    file.finish_output()
     return new
 
 
@@ -33,7 +33,7 @@ def test_write_and_finish(tmp_path):
     path = tmp_path / "new" / "x.jsonl"
     file = ResumableJsonl(path, SETTINGS)
     assert file.write(ROWS, squares, batch_size=4) == 10 and not file.is_complete()
-    file.finish(facts={"rows": 10})
+    file.finish_output(facts={"rows": 10})
     assert read_lines(path) == squares(ROWS, 0)
     assert sorted(p.name for p in path.parent.iterdir()) == [".x.jsonl.run.json", "x.jsonl"]
     file = ResumableJsonl(path, SETTINGS)
@@ -63,8 +63,8 @@ def test_killed_at_any_block_it_ends_in_the_same_bytes(tmp_path, cut, batch_size
             file.write(ROWS, killed, batch_size=batch_size, seed=5)
     assert file.write(ROWS, sampled, batch_size=batch_size, seed=5) == 10 - (done if done < 10 else 0)
     assert [row["row"] for row in file.read_rows()] == ROWS
-    file.finish()
-    whole.finish()
+    file.finish_output()
+    whole.finish_output()
     assert file.path.read_bytes() == whole.path.read_bytes()
 
 
@@ -89,7 +89,7 @@ def test_other_settings_are_named(tmp_path, finished):
     path = tmp_path / "x.jsonl"
     ResumableJsonl(path, SETTINGS).write(ROWS, squares, batch_size=4)
     if finished:
-        ResumableJsonl(path, SETTINGS).finish()
+        ResumableJsonl(path, SETTINGS).finish_output()
     for settings, name in (
         (SETTINGS | {"num_beams": 2}, "num_beams=4 before, 2 now"),
         (SETTINGS | {"length_penalty": 2.0}, r"length_penalty=\(not given\) before, 2.0 now"),
@@ -117,7 +117,7 @@ def test_finish_with_other_lines(tmp_path, monkeypatch):
     file.write(ROWS, squares, batch_size=4)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Claim, "remove", killed)
-        file.finish({"best": line["square"]} for line in file.read_rows())
+        file.finish_output({"best": line["square"]} for line in file.read_rows())
     assert [line["best"] for line in read_lines(file.path)] == [row**2 for row in ROWS] and file.parts.exists()
     assert file.is_complete() and not file.parts.exists()
 

@@ -22,7 +22,7 @@ def check_config(recipe: str, module: str, name: str) -> None:
     """Raises a `UserError` for an unknown configuration; the known ones are named."""
     if name not in (names := config_names(recipe, module)):
         known = did_you_mean(name, names) if names else " No configurations come with this command."
-        raise UserError(f"There is no configuration {name!r}.{known} A YAML file's name ends in .yml.")
+        raise UserError(f"{name!r} is not a configuration.{known} A YAML file's name ends in .yml.")
 
 
 def find_config(given: str, recipe: str, module: str) -> Path:

@@ -126,8 +126,8 @@ class RunFolder:
         """Removes the outputs of a run and nothing else.
 
         Raises:
-            SettingsMismatchError: if one of them is an input of this run, or is not of a run: there is no record, or it is not in
-                the record of a finished run. Nothing is removed then.
+            SettingsMismatchError: if one of them is an input of this run, or is not of a run: the record is missing, or does not
+                name it. Nothing is removed then.
         """
         outputs = self.removable()
         for path in outputs:

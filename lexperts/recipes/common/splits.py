@@ -52,7 +52,7 @@ def load_keyphrase_rows(args) -> dict[str, list[dict]]:
 
 
 def to_columns(rows: list[dict], args) -> dict[str, list]:
-    """The columns `title` (`None` where there is none), `text` and `keyphrases` of such rows."""
+    """The columns `title` (`None` if a row has none), `text` and `keyphrases` of such rows."""
     names = {"title": args.title_column, "text": args.text_column, "keyphrases": args.keyphrases_column}
     return {column: [row.get(name) for row in rows] for column, name in names.items()}
 

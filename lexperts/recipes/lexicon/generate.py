@@ -169,7 +169,7 @@ def write_definitions(generator, rows, args: WritingArguments, file: ResumableJs
     empty = sum(not line["generated"] for line in lines)
     speed = {"new": new, "seconds": round(seconds, 2), "rows_per_second": round(new / seconds, 3)}
     about = {"model": args.model_name_or_path, "rows": len(rows), **report, "empty": empty, **speed}
-    file.finish(lines, {**about, **package_versions(("torch", "transformers"))})
+    file.finish_output(lines, {**about, **package_versions(("torch", "transformers"))})
     print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
     print(f"wrote {file.path}", flush=True)
 

@@ -64,7 +64,7 @@ def write_pairs(model, tokenizer, rows, file, *, samples, kept, batch_size, seed
         return pairs
 
     file.write(rows, make_pairs, batch_size=batch_size, seed=seed, desc="samples")
-    file.finish()
+    file.finish_output()
 
 
 def encode_pairs(path: Path, tokenizer, max_length: int) -> tuple[dict[str, list], int]:

@@ -54,7 +54,7 @@ class SummaryFile(ResumableJsonl):
             return [{"summary": s, "prediction": p} for s, p in zip(chunk["summary"], predictions, strict=True)]
 
         self.write(self.rows, summarize_chunk, batch_size=CHUNK * args.generation_batch_size, unit="text")
-        self.finish()
+        self.finish_output()
 
 
 def hash_rows(rows: Dataset) -> str:
