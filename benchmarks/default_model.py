@@ -1,10 +1,12 @@
-"""The installed default model: time to the first result, the README's first output, scores on long documents.
+"""The installed default model: time to the first result, the README's first output, scores on long documents, price of diversity.
 
     python benchmarks/default_model.py --data PATH          # PATH/keyphrases/...; about 10 minutes on two cores
+    python benchmarks/default_model.py --data PATH --only diversity
 
-Its scores on all test sets are in the results.json of its training run, which its package contains. Long documents are put together from neighbouring test documents, since no full texts are at hand: `joined` of them each. There the
-default ranking is compared with reading the beginning only (`on_long="truncate"`), with the best mention's score, which needs no
-ranker, and with YAKE (`pip install yake`).
+Its scores on all test sets are in the results.json of its training run, which its package contains. Long documents are put together
+from neighbouring test documents, since no full texts are at hand: `joined` of them each. There the default ranking is compared with
+reading the beginning only (`on_long="truncate"`), with the best mention's score, which needs no ranker, and with YAKE
+(`pip install yake`). Scores by `diversity=` are those of the first test documents of three sets, each with its own style.
 """
 
 import statistics
@@ -14,7 +16,7 @@ import time
 from pathlib import Path
 
 from common import make_parser, peer_versions, write
-from keyphrase_sets import Documents, data_file, describe_f1, yake_phrases
+from keyphrase_sets import STYLES, Documents, data_file, describe_f1, yake_phrases
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
@@ -31,6 +33,9 @@ extract = pipeline("keyphrase-extraction")
 extract(open({str(PARAGRAPH)!r}).read(), top_k=3)
 """
 JOINED = {"nus": 15, "semeval2010": 15, "krapivin": 15, "kpcrowd500": 6}  # test documents per long document
+
+DIVERSE = {"inspec": 300, "kpcrowd500": 40, "stackexchange": 60}  # first test documents
+STRENGTHS = (0, 0.3, 0.5, 1)  # of `diversity=`
 
 
 def seconds_to_first_result(rounds: int) -> list[float]:
@@ -70,20 +75,45 @@ def score_long(options, extract, name: str) -> dict:
     return row | {"joined": JOINED[name], "scores": scores}
 
 
+def score_diversity(options, extract, name: str) -> dict:
+    """Scores of the first test documents of a set by the strength of `diversity=`."""
+    documents, style, scores = Documents(data_file(options.data, name, "test"), DIVERSE[name]), STYLES[name], {}
+    for strength in STRENGTHS:
+        phrases = extract(documents.texts, batch_size=16, style=style, diversity=strength)
+        scores[strength] = documents.score(phrases)
+        print(f"{name}, diversity {strength}: {describe_f1(scores[strength])}", flush=True)
+    return {"documents": len(documents.texts), "style": style, "scores": scores}
+
+
+def measure_defaults(options, extract) -> tuple[dict, dict]:
+    """Results and settings of the default options."""
+    seconds = seconds_to_first_result(options.rounds)
+    print(f"first result after {statistics.median(seconds):.1f} s")
+    results = {"first_result_seconds": seconds, "first_screen": extract(PARAGRAPH.read_text(encoding="utf-8"), top_k=3)}
+    results["long"] = {name: score_long(options, extract, name) for name in JOINED}
+    return results, {"rounds": options.rounds, "long_documents": options.long_documents, "peers": peer_versions()}
+
+
+def measure_diversity(options, extract) -> tuple[dict, dict]:
+    """Results of all sets by the strength of `diversity=`; there are no settings."""
+    return {name: score_diversity(options, extract, name) for name in DIVERSE}, {}
+
+
+PARTS = {"defaults": measure_defaults, "diversity": measure_diversity}
+
+
 def main():
     """Runs the benchmark."""
     parser = make_parser(__doc__, "default_model", "keyphrases/NAME/")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="diversity: NAME_diversity.json")
     parser.add_argument("--long_documents", type=int, default=6, help="long documents of each set")
     parser.add_argument("--rounds", type=int, default=5, help="of the time to the first result")
     options = parser.parse_args()
-    seconds = seconds_to_first_result(options.rounds)
-    print(f"first result after {statistics.median(seconds):.1f} s")
-    extract = pipeline("keyphrase-extraction")
-    results = {"first_result_seconds": seconds, "first_screen": extract(PARAGRAPH.read_text(encoding="utf-8"), top_k=3)}
-    results["long"] = {name: score_long(options, extract, name) for name in JOINED}
-    settings = {"rounds": options.rounds, "long_documents": options.long_documents, "peers": peer_versions()}
-    weights = Path(find_default_model()) / "model.safetensors"
-    write(options.name, results, weights=fingerprint(weights), **settings)
+    extract, weights = pipeline("keyphrase-extraction"), Path(find_default_model()) / "model.safetensors"
+    for part in options.only:
+        results, settings = PARTS[part](options, extract)
+        name = options.name if part == "defaults" else f"{options.name}_{part}"
+        write(name, results, weights=fingerprint(weights), **settings)
 
 
 if __name__ == "__main__":
