@@ -145,7 +145,7 @@ def make_parameter(name: str, annotation: Any, default: Any = inspect.Parameter.
 
 def check_local(engine: str, device: str | None, **models: str | None) -> None:
     """Raises an error for a device or models that this machine lacks, unless workers load them; `models` by their options."""
-    from keyphrase_tools.loading import check_model, parse_device
+    from run_tools.model_options import check_model, parse_device
 
     if engine == "local":
         parse_device(device)

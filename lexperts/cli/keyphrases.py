@@ -88,8 +88,8 @@ def extract(
     """
     from keyphrase_tools.candidates import read_candidates
     from keyphrase_tools.extractor import KeyphraseExtractor
-    from keyphrase_tools.loading import parse_dtype
     from keyphrase_tools.words import check_language
+    from run_tools.model_options import parse_dtype
 
     parse_dtype(dtype)
     options: dict = {} if language is None else {"language": check_language(None if language == "none" else language)}
@@ -224,12 +224,12 @@ def explain(
         from transformers import AutoModelForTokenClassification
 
         from keyphrase_tools.default_model import find_default_model
-        from keyphrase_tools.loading import describe_load_errors, parse_device, parse_dtype
         from keyphrase_tools.rows import read_texts
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_report import write_report
         from run_tools.corpus.documents import Corpus
         from run_tools.model_loading import open_model, open_tokenizer
+        from run_tools.model_options import describe_load_errors, parse_device, parse_dtype
 
         check_new_folder("OUT", output)
         nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
@@ -291,11 +291,11 @@ def export(
     with user_errors(debug):
         from keyphrase_tools.default_model import find_default_model
         from keyphrase_tools.export import export_model
-        from keyphrase_tools.loading import describe_load_errors
         from keyphrase_tools.phrase_lists import read_labelled
         from keyphrase_tools.rows import full_text
         from run_tools.jsonl import read_jsonl
         from run_tools.model_loading import open_config
+        from run_tools.model_options import describe_load_errors
 
         check_new_folder("OUT", output)
         labelled = None if evaluation is None else read_labelled(evaluation, hint="")[:limit]

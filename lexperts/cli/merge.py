@@ -362,7 +362,7 @@ def tune(
     Example: lexperts merge tune mixture tuned --domain law=law.jsonl --domain medicine=medicine.jsonl
     """
     with screen(as_json, debug, out) as view:
-        from keyphrase_tools.loading import parse_device
+        from run_tools.model_options import parse_device
 
         check_new_folder("OUT", out)
         domains = read_pairs("--domain", domain, "NAME=FILE law=law.jsonl")

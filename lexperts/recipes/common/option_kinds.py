@@ -16,7 +16,7 @@ def check_place(option: str, text: str, kind: str) -> None:
 
 def check_path(option: str, text: str) -> None:
     """Raises a `UserError` for a text that is neither a file nor a folder, but looks like one; it may be a Hub id."""
-    from keyphrase_tools.loading import is_path
+    from run_tools.model_options import is_path
 
     if is_path(text) and not Path(text).exists():
         raise UserError(f"{option} {repr_path(text)} does not exist. Pass a file, a folder or a Hub id.")
@@ -24,7 +24,7 @@ def check_path(option: str, text: str) -> None:
 
 def check_model(option: str, text: str) -> None:
     """Raises an `OSError` for a text that is neither the folder of a model nor a Hub id of one that can be reached."""
-    from keyphrase_tools.loading import check_model
+    from run_tools.model_options import check_model
 
     if text not in ("minilm", "default"):
         check_model(option, text)

@@ -16,7 +16,6 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM
 
-from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.metrics import check_gold, keyphrase_f1
 from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.words import stem_phrase
@@ -25,6 +24,7 @@ from modeling_exhird.generation_exhird import KeyphraseGenerator
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
 from run_tools.options import parse_name_place
 
 from ..common.arguments import command

@@ -1,9 +1,9 @@
 """Generated keyphrases of the documents of files: the process behind `lexperts keyphrases generate`."""
 
-from keyphrase_tools.loading import describe_load_errors, parse_device
 from run_tools.corpus.documents import check_document
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import describe_model, hash_tokenizer
+from run_tools.model_options import describe_load_errors, parse_device
 from run_tools.processes import prepare_process
 
 FIELDS = ("keyphrase", "present", "score", "start", "end", "field")

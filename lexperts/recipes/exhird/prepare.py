@@ -13,11 +13,11 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from keyphrase_tools.loading import describe_load_errors
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from run_tools.backbones import resolve_backbone
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_tokenizer
+from run_tools.model_options import describe_load_errors
 
 from ..common.arguments import command
 from ..common.run_folder import RunFolder

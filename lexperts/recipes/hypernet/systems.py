@@ -5,7 +5,6 @@ from pathlib import Path
 
 from transformers import pipeline
 
-from keyphrase_tools.loading import describe_load_errors
 from modeling_hypernet import (
     CachedEncoderDataset,
     HypernetForQuestionAnswering,
@@ -17,6 +16,7 @@ from run_tools import model_loading
 from run_tools.backbones import resolve_backbone
 from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
+from run_tools.model_options import describe_load_errors
 
 from ..common.run_folder import RunFolder, open_run, training_summary
 from ..common.training import RecipeTrainer, trainer_options

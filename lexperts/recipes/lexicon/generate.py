@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from keyphrase_tools.loading import describe_load_errors
 from merge_tools.clustering.embeddings import embed_texts
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
@@ -31,6 +30,7 @@ from run_tools.files import write_file
 from run_tools.fingerprints import digest, fingerprint
 from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_config, open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
 from run_tools.resume import ResumableJsonl
 from run_tools.versions import package_version, package_versions
 

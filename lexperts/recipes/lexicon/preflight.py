@@ -5,11 +5,11 @@ from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
-from keyphrase_tools.loading import check_model
 from merge_tools.clustering.embeddings import load_embedder
 from merge_tools.clustering.pipeline import check_options
 from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import UserError, one_line
+from run_tools.model_options import check_model
 
 from ..common.arguments import check_settings
 from .embedders import resolve_embedder

@@ -17,10 +17,10 @@ from transformers import (
     set_seed,
 )
 
-from keyphrase_tools.loading import describe_load_errors
 from modeling_lexicon.data_lexicon import format_prompt
 from run_tools.errors import UserError, one_line, short_reason, short_repr
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
 from run_tools.yaml_files import check_names
 
 from ..common.arguments import RunFolderArguments

@@ -21,9 +21,9 @@ from transformers import (
     set_seed,
 )
 
-from keyphrase_tools.loading import describe_load_errors
 from run_tools.fingerprints import digest, fingerprint
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
 from run_tools.resume import ResumableJsonl
 from run_tools.versions import package_version
 

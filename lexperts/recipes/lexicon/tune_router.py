@@ -16,9 +16,9 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from keyphrase_tools.loading import describe_load_errors
 from merge_tools.families import MIXTURES
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
 
 from ..common.arguments import RunFolderArguments
 from ..common.run_folder import open_run

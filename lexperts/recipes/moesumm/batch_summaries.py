@@ -1,8 +1,8 @@
 """Summaries of the documents of files: the process behind `lexperts summarize`."""
 
-from keyphrase_tools.loading import describe_load_errors, parse_device
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import fingerprint
+from run_tools.model_options import describe_load_errors, parse_device
 from run_tools.processes import prepare_process
 
 

@@ -22,11 +22,11 @@ import numpy as np
 import pandas as pd
 
 import modeling_moesumm  # noqa: F401  registers the models
-from keyphrase_tools.loading import describe_load_errors
 from run_tools.errors import RESUME
 from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config
+from run_tools.model_options import describe_load_errors
 from run_tools.options import parse_name_place
 
 from ..common.arguments import command

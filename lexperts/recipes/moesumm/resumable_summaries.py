@@ -7,11 +7,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM
 
-from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm.generation_moesumm import Summarizer
 from run_tools.fingerprints import digest
 from run_tools.jsonl import read_lines
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
 from run_tools.resume import ResumableJsonl, SettingsMismatchError
 from run_tools.versions import package_version
 

@@ -32,12 +32,12 @@ from transformers import (
     set_seed,
 )
 
-from keyphrase_tools.loading import describe_load_errors
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
 from run_tools.errors import RESUME
 from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config, open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
 from run_tools.resume import SettingsMismatchError
 
 from ..common.arguments import RunFolderArguments, command

@@ -18,7 +18,6 @@ from transformers import (
 from keyphrase_tools.cards import write_card
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best
 from keyphrase_tools.labels import tokenize_documents
-from keyphrase_tools.loading import describe_load_errors
 from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.words import check_language
 from modeling_seke import SekeForTokenClassification
@@ -26,6 +25,7 @@ from run_tools.backbones import resolve_backbone
 from run_tools.files import write_file
 from run_tools.fingerprints import RECORD
 from run_tools.model_loading import open_config, open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
 from run_tools.versions import package_versions
 
 from ..common.run_folder import RunFolder, training_summary

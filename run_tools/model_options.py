@@ -1,0 +1,119 @@
+"""The options --model, --device and --dtype: what they name, and errors that name the option. Imports no torch."""
+
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import one_line
+
+LAST_ERROR = re.compile(
+    r"^[\w.]*(?:Error|Exception)\b.*|\A.*", re.M
+)  # a line of a traceback that is not indented, or the first line
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def parse_dtype(name: str):
+    """The `torch.dtype` of a name.
+
+    Raises:
+        ValueError: if the name is not one of `DTYPES`.
+    """
+    import torch
+
+    if name not in DTYPES:
+        raise ValueError(f"--dtype {name!r} is not known. Use float32, bfloat16 or float16.")
+    return getattr(torch, name)
+
+
+def parse_device(name: str | None):
+    """The `torch.device` of a name; by default an accelerator if available, else the CPU.
+
+    Raises:
+        ValueError: if the device is not available.
+    """
+    import torch
+
+    if name is None:
+        return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"--device {name!r} is not available: {cause.rstrip('.')}. Use cpu, or leave the option out."
+        ) from error
+    return torch.device(name)
+
+
+def last_cause(message: str) -> str:
+    """The exception at the end of a message that quotes tracebacks, as that of a pipeline does; else the message."""
+    return LAST_ERROR.findall(message)[-1] if "Traceback (most recent call last)" in message else message
+
+
+def is_path(name: str) -> bool:
+    """Whether a text names a place on this machine rather than a repository on the Hub, which is `name` or `owner/name`."""
+    return (
+        os.path.lexists(os.path.expanduser(name))
+        or name.startswith(("/", "./", "../", "~", "."))
+        or name.endswith("/")
+        or name.count("/") > 1
+        or "\\" in name
+        or Path(name).suffix in (".jsonl", ".json", ".csv", ".safetensors", ".bin", ".yml", ".yaml", ".txt")
+    )
+
+
+def find_model_problem(name: str) -> str | None:
+    """Why a text cannot be the folder of a model; `None` if it can, or if it may be a Hub id."""
+    if not is_path(name):
+        return None
+    folder = Path(name)
+    if not folder.exists():
+        return "it does not exist."
+    if not folder.is_dir():
+        return "it is not a folder."
+    if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
+        return "it has no config.json."
+    return None
+
+
+def check_model(option: str, name: str) -> None:
+    """Checks a model without loading it: a folder by its config.json, a Hub id by that file in the cache or on the Hub.
+
+    Raises:
+        OSError: if it cannot be opened; the message names the option.
+    """
+    with describe_load_errors(option, name):
+        if not is_path(str(name)):
+            from transformers.utils import cached_file
+
+            cached_file(str(name), "config.json")
+
+
+@contextmanager
+def describe_load_errors(option: str, name: str):
+    """Context manager that turns any error of loading a model or its tokenizer into one line.
+
+    >>> with describe_load_errors("--model", "no/such-model"):
+    ...     AutoTokenizer.from_pretrained("no/such-model")
+    OSError: --model 'no/such-model' could not be opened: ...
+
+    Args:
+        option: the name of the command line's option.
+        name: folder or Hub id.
+
+    Raises:
+        OSError: for any exception inside.
+    """
+    try:
+        if problem := find_model_problem(str(name)):  # transformers would ask the Hub, and blame the connection
+            raise OSError(problem)
+        yield
+    except Exception as error:  # whatever transformers raises
+        cause = last_cause(str(error)) if isinstance(error, (OSError, ValueError, ImportError)) else one_line(error)
+        cause = " ".join(cause.split()) or type(error).__name__
+        if not is_path(str(name)):
+            cause = f"the folder does not exist, and as a Hub id: {cause}"
+        raise OSError(
+            f"{option} {str(name)!r} could not be opened: {cause:.500} Pass the folder of a model and its tokenizer, or a Hub id."
+        ) from error
