@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any
 
 from ..errors import UserError, short_repr
@@ -223,11 +223,13 @@ def csv_header(file, delimiter: str, encoding: str | None = None) -> list[str]:
     return next(_csv_reader(file, delimiter, encoding), [])
 
 
-def csv_rows(file, delimiter: str, encoding: str | None = None) -> Iterator[Callable[[], dict[str, str]]]:
-    """The rows after the header."""
+def csv_rows(
+    file, delimiter: str, encoding: str | None = None, fill_missing: bool = False
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """The rows after the header. A row with fewer fields is an error, or with `fill_missing` ends with `None`s."""
     rows = _csv_reader(file, delimiter, encoding)
     names = next(rows, [])
-    yield from (partial(_csv_row, names, row, encoding) for row in rows if row)
+    yield from (partial(_csv_row, names, row, encoding, fill_missing) for row in rows if row)
 
 
 def _csv_reader(file, delimiter: str, encoding: str | None) -> Iterator[list[str]]:
@@ -241,11 +243,11 @@ def _csv_reader(file, delimiter: str, encoding: str | None) -> Iterator[list[str
     yield from rows
 
 
-def _csv_row(names: list[str], row: list[str], encoding: str | None) -> dict[str, str]:
-    if len(row) != len(names):
+def _csv_row(names: list[str], row: list[str], encoding: str | None, fill_missing: bool) -> dict[str, Any]:
+    if len(row) > len(names) or (len(row) < len(names) and not fill_missing):
         raise ValueError(f"the row has {len(row)} fields, the header has {len(names)}")
     try:
         "".join(row).encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"it is not valid {(encoding or 'UTF-8').upper()}; pass --encoding") from error
-    return dict(zip(names, row, strict=True))
+    return dict(zip_longest(names, row))

@@ -265,6 +265,8 @@ def test_errors_are_reported_in_one_line(tmp_path):
     odd = write_csv(tmp_path / "odd.csv", ["a", "b"], [["x", "y"]])
     long = write_csv(tmp_path / "long.csv", HEAD, [["x", "y", "z", "w", "train", "?"]])
     none = write_rows(tmp_path / "none.jsonl", [{"term": "", "context": "c", "definition": "d"}])
+    (tmp_path / "latin.csv").write_bytes("term,context,definition\né,é,é\n".encode("latin-1"))
+    (tmp_path / "number.json").write_text("[{}, 5]")
     (tmp_path / "link.csv").write_text("https://example.org/3D-EX.csv\n")
     (tmp_path / "alone.txt").write_text("a%0\tn\tx\td\n")
     (tmp_path / "short.src").write_text("a [SEP] b\nc [SEP] d\n")
@@ -278,7 +280,9 @@ def test_errors_are_reported_in_one_line(tmp_path):
         ([f"x={tmp_path / 'empty'}"], "empty has no file"),
         ([f"x={odd}"], "has no column 'term or word or headword or phrase'; its columns are 'a', 'b'. "),
         ([f"x={good}", "--term_column", "lemma"], "has no column 'lemma'"),
-        ([f"x={long}"], "line 2: 6 cells"),
+        ([f"x={long}"], "row 1: the row has 6 fields, the header has 5"),
+        ([f"x={tmp_path / 'latin.csv'}"], "latin.csv, row 1: it is not valid UTF-8"),
+        ([f"x={tmp_path / 'number.json'}"], "number.json, element 2: 5 is not a row"),
         ([f"x={none}"], "of 1 (1 without a term; 0 in other splits)"),
         ([f"x={tmp_path / 'link.csv'}"], "Download https://example.org/3D-EX.csv"),
         ([f"x={tmp_path / 'alone.txt'}"], "needs alone.eg"),

@@ -40,6 +40,15 @@ def test_every_encoding_gives_the_same_rows(encoding, given):
     assert decode(lines, name) == lines.decode(encoding).removeprefix("\ufeff")
 
 
+def test_missing_cells_are_an_error_or_none():
+    table = io.BytesIO(b"a,b\n1\n"), io.BytesIO(b"a,b\n1,2,3\n"), io.BytesIO(b"a,b\n1\n")
+    assert values(csv_rows(table[0], ",", fill_missing=True)) == [{"a": "1", "b": None}]
+    with pytest.raises(ValueError, match="3 fields, the header has 2"):
+        values(csv_rows(table[1], ",", fill_missing=True))
+    with pytest.raises(ValueError, match="1 fields, the header has 2"):
+        values(csv_rows(table[2], ","))
+
+
 def test_cp1252_is_read_if_it_is_named():
     lines = json.dumps({"text": "naïve €"}, ensure_ascii=False).encode("cp1252")
     assert values(json_rows(io.BytesIO(lines), "cp1252")) == [{"text": "naïve €"}]

@@ -10,16 +10,15 @@
 """
 
 import ast
-import csv
-import json
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from run_tools.jsonl import read_jsonl
+from run_tools.corpus.text_rows import csv_rows
+from run_tools.definition_rows import EXAMPLE
+from run_tools.jsonl import rows_of_file
 
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = dict.fromkeys(("valid", "validation", "val", "dev"), "validation")
@@ -100,11 +99,8 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
         read = read_examples if path.suffix == ".txt" else read_source_and_target
         yield from read(name, path, split)
         return
-    if path.suffix == ".jsonl":
-        rows = read_jsonl(path, example='{"term": "...", "context": "...", "definition": "..."}')
-    else:
-        rows = read_json(path) if path.suffix == ".json" else read_table(path)
-    if path.suffix == ".json" and isinstance(rows[0], list):
+    rows = read_json(path) if path.suffix in (".json", ".jsonl") else read_table(path)
+    if isinstance(rows, list) and isinstance(rows[0], list):
         yield from read_triples(name, rows, path, split)
     else:
         yield from rows_with_columns(name, rows, columns, str(path), split)
@@ -112,29 +108,31 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
 
 def read_table(path: Path) -> Iterator[dict]:
     """Rows of a CSV or TSV file with a header; missing cells are None. Raises a `ValueError` for extra cells."""
-    csv.field_size_limit(sys.maxsize)  # 3D-EX's lists of examples are long
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-            for row in reader:
-                if None in row:
-                    raise ValueError(
-                        f"{path}, line {reader.line_num}: {len(row) - 1 + len(row[None])} cells, but the header has "
-                        f"{len(row) - 1}. Quote cells that contain the separator; the separator of .tsv files is a tab."
-                    )
-                yield row
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error.reason}). Save it as UTF-8.") from error
+    number = 0
+    with path.open("rb") as file:
+        try:
+            for parse in csv_rows(file, "\t" if path.suffix == ".tsv" else ",", fill_missing=True):
+                number += 1
+                yield parse()
+        except ValueError as error:
+            reason = str(error).partition("; pass --encoding")[0]
+            raise ValueError(
+                f"{path}, row {number}: {reason}. Quote cells that contain the separator, and save the file as UTF-8; the "
+                "separator of .tsv files is a tab."
+            ) from error
 
 
 def read_json(path: Path) -> list:
-    """A JSON list of objects or lists. Raises a `ValueError` for other content."""
-    try:
-        rows = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}). Rename JSON Lines files to .jsonl.") from error
-    if not isinstance(rows, list) or not rows or not isinstance(rows[0], (dict, list)):
-        raise ValueError(f"{path} is not a list of rows. Pass a list of objects with term, context and definition.")
+    """The rows of a JSON list or of JSON Lines: objects, or lists. Raises a `ValueError` for others, and without rows."""
+    rows: list = []
+    for where, row in rows_of_file(path, EXAMPLE):
+        if not isinstance(row, type(rows[0]) if rows else (dict, list)):
+            raise ValueError(
+                f"{where}: {row!r:.40} is not a row. Rows are objects such as {EXAMPLE}, or all are lists."
+            )
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{path} has no rows. A valid line: {EXAMPLE}")
     return rows
 
 
@@ -253,7 +251,7 @@ def read_source_and_target(name: str, path: Path, split: str | None) -> Iterator
 def read_triples(name: str, rows: list, path: Path, split: str | None) -> Iterator[RawRow]:
     """[[word], [definition's words], [example's words]]."""
     for number, row in enumerate(rows, start=1):
-        if not isinstance(row, list) or len(row) != 3:
+        if len(row) != 3:
             raise ValueError(f"{path}, row {number}: expected [[word], [definition's words], [example's words]].")
         term, definition, context = (" ".join(map(str, part)) if isinstance(part, list) else part for part in row)
         yield RawRow(term, context, definition, (name,), split)
