@@ -173,7 +173,8 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
             ValueError: for a `subword_tokenizer` that is a name.
         """
         hub_options = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "token")
-        options = {name: kwargs[name] for name in (*hub_options, "trust_remote_code") if name in kwargs}
+        options = {name: kwargs[name] for name in hub_options if name in kwargs}
+        options["trust_remote_code"] = bool(kwargs.get("trust_remote_code"))  # None: transformers would ask
         folder = os.path.join(kwargs.get("subfolder") or "", SUBWORD_FOLDER)
         subword_tokenizer = kwargs.get("subword_tokenizer")
         if isinstance(subword_tokenizer, str | os.PathLike):

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from .errors import closest
 from .model_files import HUB_OPTIONS as CHECKPOINT_OPTIONS
 from .model_files import check_files
+from .model_loading import open_tokenizer
 from .models import NEW_MODULES_EXPECTED
 
 # Arguments of from_pretrained that locate a checkpoint; its configuration and tokenizer take them too.
@@ -99,9 +100,7 @@ def hub_options(options: dict[str, Any]) -> dict[str, Any]:
 
 def open_backbone_tokenizer(name_or_path: str | os.PathLike, options: dict[str, Any]):
     """A backbone's tokenizer. `options` are arguments of `from_backbone`, of which those of the Hub are used."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(resolve_backbone(name_or_path), **hub_options(options))
+    return open_tokenizer(resolve_backbone(name_or_path), **hub_options(options))
 
 
 def split_options(options: dict[str, Any], config_fields: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,17 +130,17 @@ def load_backbone_config(cls: Any, source: str, load_kwargs: dict[str, Any]):
 
     try:
         check_files(source, weights=os.path.isdir(source), **load_kwargs)
-        inner = AutoConfig.from_pretrained(source, **hub_options(load_kwargs))
+        inner = AutoConfig.from_pretrained(source, **hub_options(load_kwargs) | {"trust_remote_code": False})
         if inner.model_type == cls.config_class.model_type:
             raise ValueError(f"It is a {inner.model_type!r} model already. Use {cls.__name__}.from_pretrained().")
-        if type(inner).__module__.startswith("transformers_modules"):
-            raise ValueError(
-                "Its code is in its own repository, so a checkpoint of the new model could not be opened again. Use a "
-                "model that is part of transformers."
-            )
         with torch.device("meta"):
             skeleton = cls.build_backbone(copy.deepcopy(inner))
     except (OSError, ValueError) as error:
+        if "contains custom code" in str(error):
+            error = ValueError(
+                "Its code is in its own repository, so a checkpoint of the new model could not be opened again. Use a "
+                "model that is part of transformers."
+            )
         raise cannot_open(cls, source, error) from error
     if os.path.isdir(source):
         inner.name_or_path = ""  # other machines, which open the checkpoint, do not have this folder

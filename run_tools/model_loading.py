@@ -66,7 +66,7 @@ def one_line_errors(
         if damage is None and "contains custom code" in str(error):
             damage = (
                 f"{name} needs code of its own (auto_map in config.json), which is not run. If you have read it and trust it, pass "
-                "trust_remote_code=True, in commands --trust-remote-code."
+                "trust_remote_code=True; of the commands, extract, serve and app take --trust-remote-code."
             )
         is_clear = isinstance(error, (ValueError, OSError, keep)) and "\n" not in str(error) and len(str(error)) < 1000
         if damage is None and is_clear and not in_pipeline:
@@ -89,10 +89,11 @@ def open_config(name: Any, **options: Any):
 
 
 def open_tokenizer(name: Any, **options: Any):
-    """`AutoTokenizer.from_pretrained`, as `open_config`."""
+    """`AutoTokenizer.from_pretrained`, as `open_config`: it reads the configuration, too."""
     from transformers import AutoTokenizer
 
     with one_line_errors(name, find_tokenizer_damage, **options):
+        check_files(name, weights=False, **options)
         return AutoTokenizer.from_pretrained(name, **{"trust_remote_code": False} | options)
 
 

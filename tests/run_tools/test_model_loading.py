@@ -27,6 +27,7 @@ from run_tools.model_loading import PipelineLoadingError, open_config, open_mode
 
 from ..tiny_models import CASES, make_model
 
+SEKE = CASES["SekeForTokenClassification"].cls
 LIMIT = 20  # seconds
 WRONG = (None, "x", -1, 0, 10**10, 10**400, 2.5, True, [], {}, [[1]])
 SIZES = (
@@ -177,6 +178,18 @@ def test_a_wrong_value_of_a_configuration_is_named_or_harmless(name, field, stoc
                     assert_one_line(error)
 
 
+@pytest.mark.parametrize("opens", [open_config, open_tokenizer, SEKE.from_backbone])
+def test_whatever_reads_a_configuration_names_its_damage(opens, stock):
+    config = json.loads((stock / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+    labels = json.dumps(config | {"num_labels": 10**10}).encode()
+    for content, part in ((labels, "num_labels=10000000000"), (CONTENTS["deep"](b""), "nested")):
+        (stock / "config.json").write_bytes(content)
+        with limited(), pytest.raises(OSError) as error:
+            opens(stock)
+        assert_one_line(error.value, "config.json", part)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_are_compared_with_the_weights_before_anything_is_allocated(name, tmp_path):
     make_model(name).save_pretrained(tmp_path)
@@ -240,7 +253,7 @@ def test_pickle_files_are_not_read(stock, tmp_path):
     for opens in (
         lambda: open_model(AutoModelForTokenClassification, stock),
         lambda: open_pipeline("keyphrase-extraction", stock),
-        lambda: CASES["SekeForTokenClassification"].cls.from_backbone(stock),
+        lambda: SEKE.from_backbone(stock),
     ):
         with pytest.raises(OSError, match="use_safetensors=False"):
             opens()
@@ -259,15 +272,25 @@ def test_a_kernel_that_a_stock_model_names_is_refused(stock):
         pipeline("keyphrase-extraction", model=str(stock))
 
 
+def plant(folder, code):
+    """Gives a checkpoint a model_type that only its own code has."""
+    (folder / "planted.py").write_text(code)
+    auto_map = {"AutoConfig": "planted.C", "AutoModelForTokenClassification": "planted.M"}
+    edit(folder / "config.json", model_type="planted", auto_map=auto_map)
+
+
+def test_a_backbone_with_code_of_its_own_is_refused_and_not_asked_for(stock, monkeypatch):
+    plant(stock, "raise SystemExit('it ran')")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    for options in ({}, {"trust_remote_code": True}):
+        with pytest.raises(OSError, match="part of transformers"):
+            SEKE.from_backbone(stock, **options)
+
+
 @pytest.mark.parametrize("command", ["extract", "serve", "explain", "export"])
 def test_no_command_asks_for_code_of_a_checkpoint(command, stock, tmp_path, monkeypatch):
     """An unknown model_type with auto_map: transformers asks on the standard input by default."""
-    (stock / "planted.py").write_text("raise SystemExit('it ran')")
-    edit(
-        stock / "config.json",
-        model_type="planted",
-        auto_map={"AutoConfig": "planted.C", "AutoModelForTokenClassification": "planted.M"},
-    )
+    plant(stock, "raise SystemExit('it ran')")
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
     (tmp_path / "a.txt").write_text("A graph cut.")
     out = str(tmp_path / "o.jsonl")
@@ -285,15 +308,11 @@ def test_no_command_asks_for_code_of_a_checkpoint(command, stock, tmp_path, monk
 
 
 def test_code_of_a_checkpoint_runs_with_the_flag(stock, tmp_path):
-    (stock / "planted.py").write_text(
+    plant(
+        stock,
         "from transformers import BertConfig, BertForTokenClassification\n"
         "class C(BertConfig):\n    model_type = 'planted'\n"
-        "class M(BertForTokenClassification):\n    config_class = C\n"
-    )
-    edit(
-        stock / "config.json",
-        model_type="planted",
-        auto_map={"AutoConfig": "planted.C", "AutoModelForTokenClassification": "planted.M"},
+        "class M(BertForTokenClassification):\n    config_class = C\n",
     )
     (tmp_path / "a.txt").write_text("A graph cut.")
     words = ["extract", str(tmp_path / "a.txt"), str(tmp_path / "o.jsonl"), "-m", str(stock), "--trust-remote-code"]
