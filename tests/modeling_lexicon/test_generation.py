@@ -52,6 +52,14 @@ def test_the_text_is_the_same_with_and_without_a_cache(policy, layers, way, text
     cached = generate(model, inputs, way)
     assert torch.equal(cached, generate(model, inputs, way, use_cache=False))
     assert cached.shape[1] == NEW
+    if way == "greedy":  # what the forward pass of training finds most likely, routed by the prompt
+        mask, ids = inputs["attention_mask"], torch.cat([inputs["input_ids"], cached], 1)
+        whole = torch.cat([mask, torch.ones_like(cached)], 1)
+        given = {} if policy == "token" else {"prompt_mask": torch.cat([mask, torch.zeros_like(cached)], 1)}
+        with torch.no_grad():
+            logits = model(ids, attention_mask=whole, position_ids=(whole.cumsum(1) - 1).clamp(min=0), **given).logits
+        likely = logits.index_fill(2, torch.tensor([2]), -torch.inf).argmax(-1)  # min_new_tokens: no end
+        assert torch.equal(likely[:, -NEW - 1 : -1], cached)
     other = tiny_lexicon(seed=1, policy=policy, layers=layers)  # negative control
     assert not torch.equal(cached, generate(other, inputs, way))
 

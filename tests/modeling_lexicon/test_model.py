@@ -9,7 +9,6 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from modeling_lexicon import LexiconCausalLMOutput, LexiconForCausalLM, LexiconModel
 from modeling_lexicon.routing_lexicon import load_balancing_loss
 from tests.modeling_lexicon.conftest import (
-    LAYER_CHOICES,
     POLICIES,
     SIZES,
     biases,
@@ -29,13 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`"
 # --- equal to what is known -----------------------------------------------------------------------------------------
 
 
+@each_layers
 @pytest.mark.parametrize(
-    "policy, k, layers",
-    [
-        *(("token", 2, layers) for layers in LAYER_CHOICES),
-        *(("token", k, "mlp") for k in (1, 3, 4)),
-        *((policy, 2, layers) for policy in POLICIES[1:] for layers in ("mlp", "linears with biases")),
-    ],
+    "policy, k", [*(("token", k) for k in (1, 2, 3, 4)), *((policy, 2) for policy in POLICIES[1:])]
 )
 def test_experts_that_are_the_same_are_the_dense_model(policy, k, layers, prompts):
     dense = tiny_llama(**biases(layers))
@@ -174,7 +169,7 @@ def test_all_policies_read_what_the_prompt_mask_says(prompts):
 # --- gradients ------------------------------------------------------------------------------------------------------
 
 
-@each_of_few_layers
+@each_layers
 @pytest.mark.parametrize("policy, k", [("token", 1), *((policy, 2) for policy in POLICIES)])
 def test_every_trainable_parameter_gets_a_gradient(policy, k, layers, batch):
     model = tiny_lexicon(policy=policy, layers=layers, num_experts_per_tok=k).train()
