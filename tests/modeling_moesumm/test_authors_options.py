@@ -25,7 +25,7 @@ def weighted_sum(values):
 
 
 def layer_by_formula(layer, x, dataset, position, backbone):
-    """An encoder layer's part behind the attention, token by token; with the gate at the deputy MoeSumm, Eq. 4-7: (T, d) -> (T, d)."""
+    """A layer's part behind the attention, token by token; with the gate at the deputy MoeSumm, Eq. 4-7: (T, d) -> (T, d)."""
     experts, act, rows = layer.deputies.experts, layer.activation_fn, []
     for residual in x:
         a = residual if backbone == "bart" else layer.final_layer_norm(residual)
@@ -43,10 +43,12 @@ def layer_by_formula(layer, x, dataset, position, backbone):
 
 
 @each_backbone
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
 @pytest.mark.parametrize("position", ["deputy", "ffn_output", "layer_output"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_layer_is_its_formula_with_the_gate_in_each_place(backbone, position, bias):
-    layer = tiny_moesumm(backbone, gate_position=position, selector_bias=bias).double().backbone.model.encoder.layers[1]
+def test_a_layer_is_its_formula_with_the_gate_in_each_place(backbone, part, position, bias):
+    model = tiny_moesumm(backbone, gate_position=position, selector_bias=bias).double().backbone.model
+    layer = getattr(model, part).layers[1]
     if bias:
         layer.deputies.selectors.bias.data.normal_()
     layer.self_attn.out_proj.weight.data.zero_()  # so that A is known: the attention adds its bias alone

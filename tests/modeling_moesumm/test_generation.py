@@ -30,6 +30,9 @@ def test_the_summary_is_the_same_with_and_without_a_cache(backbone, way, texts):
     model = tiny_moesumm(backbone)
     cached = generate(model, texts, way)
     assert torch.equal(cached, generate(model, texts, way, use_cache=False))
+    if way == "greedy":  # what the forward pass of training finds most likely; no end before the last place
+        logits = model(**texts, decoder_input_ids=cached[:, :-1]).logits.index_fill(2, torch.tensor([2]), -torch.inf)
+        assert torch.equal(logits.argmax(-1)[:, :-1], cached[:, 1:-1])
     # negative control: other datasets, other summaries
     other = {**texts, "dataset_ids": (texts["dataset_ids"] + 1) % 3}
     assert not torch.equal(cached, generate(model, other, way))
@@ -87,6 +90,8 @@ def test_the_encoder_is_called_with_datasets(texts):
             **without(texts, "dataset_ids"), dataset=["news", "papers", None, "letters"]
         ).last_hidden_state
         assert torch.equal(by_name, states.last_hidden_state)
+        by_name_too = model(**without(texts, "dataset_ids"), dataset=["news", "papers", None, "letters"])
+        assert torch.equal(by_name_too.logits, model(**texts).logits)
         assert not torch.allclose(encoder(**texts, main_expert_only=True).last_hidden_state, by_name)
     assert {id(p) for p in encoder.parameters()} < {id(p) for p in model.parameters()}
     assert not any(name.startswith("encoder") for name in model.state_dict())  # it is not a part of the model

@@ -222,6 +222,9 @@ def test_the_model_without_a_head_opens_the_same_checkpoints(backbone, batch, tm
     model = AutoModel.from_pretrained(tmp_path / "lm")
     assert type(model) is MoeSummModel and set(model.state_dict()) == set(lm.state_dict())
     assert model.lora_config().task_type == "FEATURE_EXTRACTION"
+    config = lm.lora_config(r=4)
+    assert (config.r, config.task_type, config.target_modules) == (4, "SEQ_2_SEQ_LM", {"q_proj", "v_proj"})
+    assert config.modules_to_save == ["deputies"]
     reading = without(batch, "labels") | {
         "decoder_input_ids": lm.prepare_decoder_input_ids_from_labels(batch["labels"])
     }
