@@ -357,15 +357,23 @@ def test_top_k_goes_by_the_scores_with_their_relative_terms():
 
 
 @each_implementation
-def test_the_softmax_is_taken_in_float32(implementation, monkeypatch):
+def test_low_precision_is_nearby_with_a_softmax_in_float32(implementation, monkeypatch):
     kinds, softmax = [], torch.Tensor.softmax
     monkeypatch.setattr(
         torch.Tensor, "softmax", lambda x, dim, dtype: kinds.append((x.dtype, dtype)) or softmax(x, dim, dtype=dtype)
     )
-    for dtype in (torch.bfloat16, torch.float64):
-        layer = make({"lead": 1, "window": 2, **NO_TOP_K}, implementation=implementation, dtype=dtype)
-        attend(layer, *batch(9, [(0, 0)], dtype))
+    layer, (x, mask) = (
+        make({"lead": 1, "window": 2, **NO_TOP_K}, implementation=implementation),
+        batch(9, [(0, 0), (2, 1)]),
+    )
+    exact = attend(layer, x, mask)
+    low, *gradients = results(layer.bfloat16(), x.detach().bfloat16().requires_grad_(), mask)
+    assert low.dtype == torch.bfloat16 and all(gradient.isfinite().all() for gradient in gradients)
     assert set(kinds) == {(torch.bfloat16, torch.float32), (torch.float64, torch.float64)}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = attend(layer.float(), x.float(), mask)
+    for y in (low, mixed):
+        assert_close(y.double(), exact, rtol=0.1, atol=0.1)
 
 
 def test_checkpoints_hold_projections_and_biases_alone():
@@ -382,3 +390,11 @@ def test_checkpoints_hold_projections_and_biases_alone():
         attend(layer, *batch(5, [(0, 0)]))
         assert set(layer.state_dict()) == names
     assert layer.content_bias is None and make(FULL).content_bias.shape == (HEADS, D)
+
+
+def test_a_compiled_layer_equals_the_eager_one():
+    layer, (x, mask) = make({"lead": 2, "window": 3, "top_k": 2}), batch(9, [(0, 0), (0, 3)])
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    both = (results(each, x, mask, lambda layer, *inputs: layer(*inputs)[0]) for each in (layer, compiled))
+    for a, b in zip(*both, strict=True):
+        assert_close(a, b)

@@ -237,6 +237,18 @@ def test_invalid_configurations_are_named(wrong, message):
         ExhirdConfig(**{**SIZES, "num_attention_heads": 2, **wrong})
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lead_size": 0},
+        {"lead_size": 0, "window_size": 0, "attention_top_k": 0, "use_lead": False, "use_top_k": False},
+        {"hidden_size": 18, "num_attention_heads": 6},  # heads of an odd size, without sinusoids of their own
+    ],
+)
+def test_what_a_pattern_does_not_need_may_be_anything(options):
+    ExhirdConfig(**{**SIZES, "num_attention_heads": 2, **options})
+
+
 def test_a_configuration_has_the_tokenizers_ids(tokenizer_for, tmp_path):
     tokenizer = tokenizer_for()
     config = ExhirdConfig.from_tokenizer(tokenizer, hidden_size=32, num_attention_heads=2)

@@ -24,12 +24,14 @@ def make_trainer(model, rows, tokenizer, folder, **options):
     return tiny_models.make_trainer(model, rows, folder, parts=parts, **options)
 
 
-@pytest.mark.parametrize("kind", ["transformer", "bigru"])
+@pytest.mark.parametrize("kind", ["transformer", "bigru", "pretrained"])
 def test_the_stock_trainer_lowers_the_loss_until_the_model_generates_its_labels(
-    kind, tiny_exhird, tokenizer_for, rows, tmp_path
+    kind, tiny_exhird, tokenizer_for, backbone_config, rows, tmp_path
 ):
-    tokenizer, model = tokenizer_for(kind), tiny_exhird(kind, max_words_per_phrase=6)
-    options = {"max_steps": 120, "learning_rate": 5e-3, "lr_scheduler_type": "constant"}
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # the model is to memorise its documents
+    backbone = {"text_config": backbone_config("bert", **still)} if kind == "pretrained" else {}
+    tokenizer, model = tokenizer_for(kind), tiny_exhird(kind, max_words_per_phrase=6, **backbone)
+    options = {"max_steps": 120, "learning_rate": 0.01, "lr_scheduler_type": "linear"}
     trainer = make_trainer(model, rows[kind], tokenizer, tmp_path, **options)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -52,7 +54,7 @@ def perplexity(prediction):
     return {"perplexity": math.exp(-np.concatenate(log_probs).mean())}
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, 3, 8])
 def test_evaluation_gives_log_probabilities_and_nothing_else(
     size, tiny_exhird, tokenizer_for, rows, batch_for, tmp_path
 ):
