@@ -207,6 +207,15 @@ def test_a_compiled_crf_equals_the_eager_one():
     assert_close(*gradients)
 
 
+def test_loaded_weights_survive_a_reset():
+    crf = LinearChainCrf(3)
+    assert all(0 < p.abs().max() <= 0.1 for p in crf.parameters())
+    crf.start._is_hf_initialized = True
+    start, end = crf.start.detach().clone(), crf.end.detach().clone()
+    crf.reset_parameters()
+    assert torch.equal(crf.start, start) and not torch.equal(crf.end, end)
+
+
 def test_emissions_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"\(2, 5, 4\).*\(2, 5\) and 3 tags"):
         LinearChainCrf(3).log_marginals(torch.zeros(2, 5, 4), torch.ones(2, 5))
