@@ -310,7 +310,7 @@ def test_an_adapter_over_a_revision_of_a_model_of_the_hub(pair, make_expert, tmp
 
 
 def test_an_adapter_of_the_head_next_to_an_expert_with_more_tokens(pair, make_expert, tmp_path):
-    base, adapters, merged = pair(target_modules=["up_proj", "lm_head"])
+    base, adapters, merged = pair(target_modules=[*MLP, *ATTENTION, "lm_head"])
     longer = make_expert(tmp_path / "longer", seed=5, extra_tokens=("<owl>",))
     for name, first in (("adapter", adapters[0]), ("merged", merged[0])):
         recipe = recipe_of(named([first, longer]), base_model=str(base), average="mean")

@@ -73,10 +73,12 @@ def test_gates_without_texts(gate_mode, experts, tmp_path):
     compose(recipe_of(folders[:3], gate_mode=gate_mode), tmp_path / "three")
     compose(recipe_of(folders, gate_mode=gate_mode), tmp_path / "four")
     add(tmp_path / "three", folders[3], tmp_path / "added")
-    four, added = read_tensors(tmp_path / "four"), read_tensors(tmp_path / "added")
+    three, four, added = (read_tensors(tmp_path / name) for name in ("three", "four", "added"))
     gates = [name for name in four if name.endswith(".gate.weight")]
+    assert len(gates) == 2
     for name in gates:
         assert ROWS[gate_mode](four[name].double().numpy()), name
-        assert np.array_equal(four[name], added[name])
+        assert np.array_equal(four[name], added[name]) and four[name].shape == (4, 32)
+        assert np.array_equal(four[name][:3], three[name])
     for folder in ("four", "added"):
         assert verify(tmp_path / folder)["ok"] and verify(tmp_path / folder)["compared"]["gates"] == len(gates)

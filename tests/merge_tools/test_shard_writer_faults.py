@@ -91,6 +91,14 @@ def test_a_file_that_cannot_be_synced_is_an_error(recipe, tmp_path, monkeypatch)
     assert not (tmp_path / "out").exists()
 
 
+def test_the_record_is_on_the_disk_before_the_files_that_it_names(recipe, tmp_path, monkeypatch):
+    events = synced_names(monkeypatch, lambda path: 0)
+    compose(recipe, tmp_path / "out")
+    named = [i for i, event in enumerate(events) if "config.json" in event[1] and event[0] == "replaced by"]
+    assert named and all(events[i - 2] == claims.RECORD and events[i - 1] == events[i][1] for i in named)
+    assert events[-3:] == [".out.partial", "out", tmp_path.name]  # before and after it is renamed
+
+
 def test_a_run_that_ends_while_another_waits_for_its_lock_keeps_its_output(recipe, expected, tmp_path, monkeypatch):
     """The staging folder that the second run opened has become the first run's output when it gets the lock."""
 
