@@ -56,5 +56,8 @@ def test_values_and_names(tmp_path):
         (tmp_path / "x.yml").write_text(content)
         with pytest.raises(UserError, match="mapping"):
             read_yaml(tmp_path / "x.yml")
+    (tmp_path / "x.yml").write_text("# " + "x" * 2_000_000)
+    with pytest.raises(UserError, match="2,000,002 bytes"):
+        read_yaml(tmp_path / "x.yml")
     with pytest.raises(UserError, match="is a folder"):
         read_yaml(tmp_path)
