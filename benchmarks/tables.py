@@ -55,6 +55,7 @@ MAKERS = {
     "table:killed_runs": scale.killed_runs,
     "table:corpus_growth": scale.corpus_growth,
     "table:long_documents": domains.long_documents,
+    "table:diversity": domains.diversity,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,
     "result:speed": domains.speed,

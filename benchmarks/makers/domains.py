@@ -136,6 +136,19 @@ def long_documents() -> str:
     return page([title, "", *table(header, rows)], record, "default_model.py --data PATH")
 
 
+def diversity() -> str:
+    """Scores of the default model by the strength of `diversity=`."""
+    record = load("default_model_diversity")
+    rows = (
+        (SETS[name], row["documents"], f"`{row['style']}`", *map(f1, row["scores"].values()))
+        for name, row in record["results"].items()
+    )
+    strengths = (f"`diversity={strength}`" for strength in record["results"]["inspec"]["scores"])
+    lines = table(("first test documents of", "number", "`style=`", *strengths), rows)
+    title = "F1@5 / F1@10 in per cent (rules `seke`) of the default model:"
+    return page([title, "", *lines], record, "default_model.py --data PATH --only diversity")
+
+
 def first_screen() -> str:
     """The output of the README's first example."""
     return "```\n" + "\n".join(map(str, load("default_model")["results"]["first_screen"])) + "\n```"
