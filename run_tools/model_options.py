@@ -4,6 +4,7 @@ import os
 import re
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .errors import one_line
 
@@ -117,3 +118,11 @@ def describe_load_errors(option: str, name: str):
         raise OSError(
             f"{option} {str(name)!r} could not be opened: {cause:.500} Pass the folder of a model and its tokenizer, or a Hub id."
         ) from error
+
+
+def open_with_tokenizer(option: str, cls: Any, name: str, **options: Any) -> tuple[Any, Any]:
+    """The model and the tokenizer that an option names, by `model_loading.open_model`, with errors as in `describe_load_errors`."""
+    from .model_loading import open_model, open_tokenizer
+
+    with describe_load_errors(option, name):
+        return open_model(cls, name, **options), open_tokenizer(name)

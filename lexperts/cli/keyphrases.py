@@ -228,8 +228,7 @@ def explain(
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_report import write_report
         from run_tools.corpus.documents import Corpus
-        from run_tools.model_loading import open_model, open_tokenizer
-        from run_tools.model_options import describe_load_errors, parse_device, parse_dtype
+        from run_tools.model_options import open_with_tokenizer, parse_device, parse_dtype
 
         check_new_folder("OUT", output)
         nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
@@ -241,11 +240,9 @@ def explain(
         for number, error in errors.items():
             print(f"document {number} is skipped: {error}", file=sys.stderr)
         model = model or find_default_model()
-        with describe_load_errors("--model", model):
-            classifier = open_model(AutoModelForTokenClassification, model, dtype=dtype).to(device)
-            tokenizer = open_tokenizer(model)
+        classifier, tokenizer = open_with_tokenizer("--model", AutoModelForTokenClassification, model, dtype=dtype)
         progress = tqdm(texts.values(), unit="document")
-        tokens = token_experts(classifier, tokenizer, progress, nlp, batch_size=batch_size)
+        tokens = token_experts(classifier.to(device), tokenizer, progress, nlp, batch_size=batch_size)
         print(write_report(tokens, list(texts.values()), output, list(texts).index(page)))
 
 

@@ -12,7 +12,6 @@ Scores are printed and written to scores.json in the model's folder, generated p
 import json
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 from transformers import AutoModelForSeq2SeqLM
 
@@ -23,8 +22,7 @@ from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.generation_exhird import KeyphraseGenerator
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines
-from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.model_options import open_with_tokenizer, parse_device
 from run_tools.options import parse_name_place
 
 from ..common.arguments import command
@@ -62,10 +60,8 @@ def format_scores(name: str, scores: dict) -> str:
 def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     """Generates and scores all test sets, and writes the files. Returns the scores of each set."""
     files = parse_test_files(args.test_files)
-    with describe_load_errors("--model", args.model):
-        tokenizer = open_tokenizer(args.model)
-        model = open_model(AutoModelForSeq2SeqLM, args.model)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model, tokenizer = open_with_tokenizer("--model", AutoModelForSeq2SeqLM, args.model)
+    model.to(parse_device(None))
     output = Path(args.output_dir or args.model)
     output.mkdir(parents=True, exist_ok=True)
     options = {"exclusion_window": args.exclusion_window, "num_beams": args.num_beams}

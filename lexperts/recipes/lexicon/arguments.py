@@ -120,7 +120,7 @@ class WritingArguments:
     )
     seed: int = option(42, "random seed of sampling", least=0, most=LARGEST_SEED)
     dtype: Dtype = option("float32", DTYPE)
-    device: str | None = option(None, "device, such as cpu; by default cuda if available")
+    device: str | None = option(None, "device, such as cpu; by default an accelerator if available")
 
     def __post_init__(self):
         if not self.output.endswith(".jsonl"):

@@ -30,7 +30,7 @@ from run_tools.files import write_file
 from run_tools.fingerprints import digest, fingerprint
 from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_config, open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.model_options import describe_load_errors, parse_device
 from run_tools.resume import ResumableJsonl
 from run_tools.versions import package_version, package_versions
 
@@ -53,7 +53,7 @@ def count_absent_terms(rows: list[dict]) -> int:
 
 def load_model(args: WritingArguments, changes: dict | None = None):
     """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
-    device, path = args.device or ("cuda" if torch.cuda.is_available() else "cpu"), args.model_name_or_path
+    device, path = parse_device(args.device), args.model_name_or_path
     with describe_load_errors("--model-name-or-path", path):
         tokenizer = open_tokenizer(path)
         if not changes:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import AutoModel
 
 from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_options import parse_device
 
 from ..common.bertscore import in_chunks
 from .scores import Pair, facts_of
@@ -33,8 +34,7 @@ class TextEncoder:
         self.batch_size, self.tokenizer = batch_size, open_tokenizer(model)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = open_model(AutoModel, model, new=("pooler.",)).to(device).eval()
+        self.model = open_model(AutoModel, model, new=("pooler.",)).to(parse_device(None)).eval()
         positions = getattr(self.model.config, "max_position_embeddings", None) or default
         self.limit = min(positions, self.tokenizer.model_max_length, limit)
 

@@ -2,7 +2,7 @@
 
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import fingerprint
-from run_tools.model_options import describe_load_errors, parse_device
+from run_tools.model_options import open_with_tokenizer, parse_device
 from run_tools.processes import prepare_process
 
 
@@ -26,14 +26,11 @@ class SummaryProcess:
         from transformers import AutoModelForSeq2SeqLM
 
         from modeling_moesumm.generation_moesumm import Summarizer
-        from run_tools.model_loading import open_model, open_tokenizer
 
         device = parse_device(self.device)
         prepare_process()
-        with describe_load_errors("--model", self.model):
-            tokenizer = open_tokenizer(self.model)
-            model = open_model(AutoModelForSeq2SeqLM, self.model).to(device)
-        self.summarize = Summarizer(model, tokenizer, batch_size=self.batch_size, **self.options)
+        model, tokenizer = open_with_tokenizer("--model", AutoModelForSeq2SeqLM, self.model)
+        self.summarize = Summarizer(model.to(device), tokenizer, batch_size=self.batch_size, **self.options)
         self.summarize.dataset_names([self.dataset], 1)
         return {
             **self.options,

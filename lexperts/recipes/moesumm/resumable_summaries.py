@@ -3,15 +3,13 @@
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
 from datasets import Dataset
 from transformers import AutoModelForSeq2SeqLM
 
 from modeling_moesumm.generation_moesumm import Summarizer
 from run_tools.fingerprints import digest
 from run_tools.jsonl import read_lines
-from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.model_options import open_with_tokenizer, parse_device
 from run_tools.resume import ResumableJsonl, SettingsMismatchError
 from run_tools.versions import package_version
 
@@ -63,11 +61,9 @@ def hash_rows(rows: Dataset) -> str:
 
 
 def load_summarizer(name_or_path: str):
-    """A model, on a GPU if there is one, and its tokenizer."""
-    with describe_load_errors("The model", name_or_path):
-        model = open_model(AutoModelForSeq2SeqLM, name_or_path)
-        tokenizer = open_tokenizer(name_or_path)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+    """A model, on an accelerator if there is one, and its tokenizer."""
+    model, tokenizer = open_with_tokenizer("The model", AutoModelForSeq2SeqLM, name_or_path)
+    return model.to(parse_device(None)).eval(), tokenizer
 
 
 def read_summaries(path: Path) -> tuple[list[str], list[str]]:
