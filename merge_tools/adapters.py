@@ -122,7 +122,7 @@ def fit_to_base(adapter: Adapter, folder: Path, config: dict[str, Any], entries:
         elif apart := sorted({EMBEDDINGS, HEAD} & set(adapter.changed)):
             raise MergeError(
                 f"The adapter {adapter.folder} changes {join_names(apart)}, which its base ties: the result has separate "
-                f"embeddings and output layer. {MERGE_FIRST} Untie the base and the other experts, too (docs/merging.md)."
+                f"embeddings and output layer. {MERGE_FIRST} Untie the base and the other experts, too (docs/adapters.md)."
             )
     for weight, (a, b, _) in adapter.lora_pairs.items():
         entry = entries.get(weight)

@@ -118,6 +118,11 @@ def set_own_paths(old: Mixture, new: ExpertRecipe, source: Source):
 
 def composed_again(old: Mixture, recipe: Recipe, out: str | Path, progress: Progress | None):
     """Composes from all sources; warns if that replaces tuned gates."""
+    for name, source in zip(old.names, old.record["experts"], strict=True):
+        if name in recipe.names:
+            old.find_source(name, source["source"])
+    if recipe.base_model:
+        old.find_source("base", old.record["base"]["source"])
     written = compose(recipe, out, progress=progress)
     if "tuned" in old.record:
         written["warnings"].append(f"The tuned gates are replaced by gate_mode {recipe.gate_mode}. Tune {out} again.")

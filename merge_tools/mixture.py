@@ -23,6 +23,8 @@ from .provenance import RECORD, read_record
 from .recipe import Recipe, all_parts, gated_parts, read_recipe
 from .tensor_files import read_all
 
+IF_MOVED = " If it was moved, use --moved {}=FOLDER."
+
 
 def read_recorded_recipe(folder: Path, record: dict[str, Any]) -> Recipe:
     """The recipe in a record; raises a `MergeError` that names the record."""
@@ -145,6 +147,13 @@ class Mixture:
             return None
         return Path(os.path.normpath(self.folder.resolve() / expand_user(origin)))
 
+    def find_source(self, name: str, origin: str) -> Path | None:
+        """The folder of a source, None for a model of the Hub; raises a `MergeError` if the folder is gone."""
+        place = self.locate(origin, name)
+        if place is not None and not place.is_dir():
+            raise MergeError(f"{name}: the folder {str(place)!r} does not exist.{IF_MOVED.format(name)}")
+        return place
+
     def places(self) -> dict[str, Path | None]:
         """Path in the record -> where it is now; None for a model of the Hub."""
         return {path: self.locate(path) for path in recorded_paths(self.record)}
@@ -173,15 +182,13 @@ class Mixture:
         return replace(self.recipe, experts=experts, base_model=base, centroids=centroids)
 
     def _open_source(self, name: str, record: dict[str, Any], base: str | None) -> Source:
-        origin, hint = record["source"], f" If it was moved, use --moved {name}=FOLDER."
-        place = self.locate(origin, name)
-        if place is not None and not place.is_dir():
-            raise MergeError(f"{name}: the folder {str(place)!r} does not exist.{hint}")
+        origin = record["source"]
+        place = self.find_source(name, origin)
         if place is None:
             try:
                 place = download(origin)
             except MergeError as error:
-                raise MergeError(f"{error}{hint}") from error
+                raise MergeError(f"{error}{IF_MOVED.format(name)}") from error
         over = self.locate(record["adapter_over"]) if isinstance(record.get("adapter_over"), str) else None
         if over is not None and not over.is_dir():
             over = None if base is None or not os.path.isdir(base) else Path(base)

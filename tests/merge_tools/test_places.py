@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,10 @@ def test_missing_sources_are_not_replaced_by_others(project, tmp_path):
     (project / "m" / "e1").rename(tmp_path / "moved")
     with pytest.raises(MergeError, match="e1:.*work/m/e1'.*exist.* --moved e1=FOLDER"):
         verify(project / "mixture")
+    for edit in (partial(remove, expert="e2"), partial(add, expert=str(project / "m" / "e3"))):
+        with pytest.raises(MergeError, match="e1:.*work/m/e1'.*exist.* --moved e1=FOLDER"):
+            edit(project / "mixture", out=tmp_path / "none", recompose=True)
+    remove(project / "mixture", "e1", tmp_path / "without", recompose=True)
     assert not extract(project / "mixture", "e1", tmp_path / "one")["shared"]["compared"]
     moved = {"e1": tmp_path / "moved"}
     assert extract(project / "mixture", "e1", tmp_path / "two", sources=moved)["shared"]["compared"]
