@@ -3,13 +3,16 @@
 One file per group of commands. Each command imports what it needs when it runs, so that `--help` does not wait for torch.
 """
 
-from .common import new_app
+import sys
+
+from run_tools.errors import user_errors
 
 
 def build_app():
     """The command `lexperts` with all of its groups."""
     from . import app as demo_app
     from . import define, evaluate, keyphrases, merge, summarize, train
+    from .common import new_app
 
     app = new_app("lexperts", "Mixture-of-experts models for keyphrases, summaries and definitions.")
     app.add_typer(keyphrases.app, name="keyphrases")
@@ -23,5 +26,6 @@ def build_app():
 
 
 def main() -> None:
-    """Runs the command line."""
-    build_app()()
+    """Runs the command line. Ctrl-C is one line while the commands are imported, too."""
+    with user_errors("--debug" in sys.argv):
+        build_app()()

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from run_tools.errors import RESUME, escape, print_error, short_repr, user_errors
+from run_tools.errors import DEBUG, RESUME, escape, print_error, short_repr, user_errors
 from run_tools.option_values import LARGEST_SEED, find_problem
 
 from .. import __version__
@@ -78,6 +78,11 @@ class OneLineGroup(TyperGroup):
         if standalone_mode:
             sys.exit(status or 0)
         return status
+
+    def invoke(self, ctx):
+        """Runs a command. After Ctrl-C outside of its own `user_errors`, as while it is imported, typer would print nothing."""
+        with user_errors(DEBUG.get()):
+            return super().invoke(ctx)
 
 
 def describe_usage(error) -> str:

@@ -7,6 +7,7 @@ from configparser import ConfigParser
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from lexperts.cli import build_app
@@ -83,3 +84,17 @@ def test_a_configuration_is_printed_and_a_wrong_name_names_the_others():
 def test_a_command_line_without_its_extra_names_it():
     done = start(("merge-experts", "--help"), before="sys.modules['rich'] = None")
     assert done.returncode == 1 and "pip install lexperts[merge]" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "module, command", [("merge_tools", "merge inspect x"), ("lexperts.recipes.common", "train seke x")]
+)
+def test_ctrl_c_while_a_command_is_imported_is_one_line(module, command):
+    press = (
+        "import os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\nclass Press:\n"
+        f"    def find_spec(self, name, path=None, target=None):\n        if name == {module!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\nsys.meta_path.insert(0, Press())"
+    )
+    done = start(("lexperts", *command.split()), before=press)
+    first, *more = done.stderr.splitlines()
+    assert done.returncode == 130 and first.startswith("interrupted: ") and more == ["HEAVY []"]
