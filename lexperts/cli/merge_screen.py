@@ -1,5 +1,6 @@
 """What the commands of `lexperts merge` print: results, messages, progress, and what an interruption leaves behind."""
 
+import os
 import shutil
 import signal
 import sys
@@ -73,7 +74,8 @@ class Screen:
 def screen(as_json: bool, debug: bool, out: Path | None = None, resumable: bool = False):
     """Runs a command. Errors end it in one line, see `run_tools.errors.user_errors`."""
     columns = shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns  # also if COLUMNS is not a number
-    view = Screen(as_json, Console(width=None if sys.stdout.isatty() else columns), Console(stderr=True))
+    width = columns if "COLUMNS" in os.environ else None  # rich would print nothing in 0 columns
+    view = Screen(as_json, Console(width=width if sys.stdout.isatty() else columns), Console(stderr=True, width=width))
     restore = handle_sigterm()
     hints: dict = {"interrupted": lambda: interruption_hint(out, resumable), "full": "Then use --resume." * resumable}
     try:

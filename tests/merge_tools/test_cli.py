@@ -179,9 +179,11 @@ def test_an_invalid_shard_size(size, folder):
     assert not (folder / "out").exists()
 
 
-def test_columns_that_are_no_number(folder, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "wide")
+@pytest.mark.parametrize("columns", ["wide", "0", "-5"])
+def test_columns_that_are_no_width(columns, folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
     assert "Ready to merge" in run("check", "recipe.yml")[0]
+    assert run("inspect", "nothing", code=2)[1].startswith("error: ")
 
 
 def test_debug_raises_the_error(folder):
