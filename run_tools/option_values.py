@@ -21,13 +21,17 @@ class Limits:
     choices: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        """The valid values, such as "at least 1" or "a, b"."""
+        """The valid values, such as "at least 1" or "a, b".
+
+        >>> Limits(least=0, most=LARGEST_SEED).describe()
+        'from 0 to 4294967295'
+        """
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.least is not None and self.most is not None:
-            return f"from {self.least:g} to {self.most:g}"
+            return f"from {self.least:.15g} to {self.most:.15g}"
         bounds = [("at least", self.least), ("above", self.above), ("at most", self.most), ("below", self.below)]
-        return " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+        return " and ".join(f"{word} {bound:.15g}" for word, bound in bounds if bound is not None)
 
     def contain(self, value: Any) -> bool:
         """Whether a value is valid."""

@@ -260,6 +260,7 @@ def test_ablations_share_what_they_have_in_common(data):
     for name, steps in plans.items():
         assert steps["base"].key == main["base"].key, name  # trained once
         for step in steps.values():
+            preflight.check_step_settings(step)
             preflight.check_step(step)
     for name in ("semantic", "token_top2", "experts_4"):
         assert not changed(main, plans[name]), name
@@ -546,8 +547,11 @@ def test_a_step_that_another_process_runs_is_waited_for(shell_step, monkeypatch,
         ({}, ("--set", "seed"), "KEY=VALUE"),
         ({}, ("--set", "x=[a"), "--set 'x=.a' is not valid YAML"),
         ({}, ("--set", "data=5"), "data=5"),
-        ({}, ("--set", "seed=-1"), "seed=-1"),
+        ({}, ("--set", "seed=-1"), "seed=-1 of --set .*from 0 to 4294967295"),
+        ({"seed": -1}, (), "seed=-1 in .*recipe.yml"),
+        ({}, ("--set", "sed=1"), "--set .*'sed'.*'seed'"),
         ({}, ("--set", "expert.learning_rate=.nan"), "expert: learning_rate=nan"),
+        ({}, ("--set", "expert.learning_rate=.nan", "--dry-run"), "expert: learning_rate=nan"),
         ({}, ("--set", "expert.per_device_train_batch_size=[1]"), "per_device_train_batch_size=.1. is a list"),
         ({}, ("--set", "cluster.method=banana"), "cluster: .*method='banana'.*balanced"),
         ({}, ("--jobs", 0), "--jobs '0'"),

@@ -27,10 +27,8 @@ BYTES, CHECKPOINTS = 4, 3  # per parameter in float32; a checkpoint has the weig
 def check_run(plans: Collection[Plan], pending: list[Step]) -> None:
     """Checks what the pending steps need. Raises an error with what is missing and how to fix it."""
     for step in pending:
-        try:
-            check_step(step)
-        except ValueError as error:
-            raise UserError(f"{step.kind}: {error}") from error
+        check_step_settings(step)
+        check_step(step)
     plans = [plan for plan in plans if any(step in pending for step in plan.steps)]
     for path in {path for plan in plans for name in ROWS for path in plan.config[name]}:
         load_definition_rows(path)
@@ -52,14 +50,22 @@ def check_run(plans: Collection[Plan], pending: list[Step]) -> None:
     check_disk(plans, {step.key for step in pending})
 
 
-def check_step(step: Step) -> None:
-    """Raises an error for settings that the command of a step refuses, and for packages and models that it lacks."""
+def check_step_settings(step: Step) -> None:
+    """Raises a `UserError` for settings that the command of a step refuses."""
     settings = step.settings
-    if step.module == "cluster":
-        options = {"method": "balanced", "embedded": "prompt", "embedder": None, "plot": True} | settings
-        check_options(*(options[name] for name in ("method", "embedded", "clusters", "embedder", "plot")))
-    elif step.module in OUTPUTS:
-        check_settings("lexicon", step.module, settings)
+    try:
+        if step.module == "cluster":
+            options = {"method": "balanced", "embedded": "prompt", "embedder": None, "plot": True} | settings
+            check_options(*(options[name] for name in ("method", "embedded", "clusters", "embedder", "plot")))
+        elif step.module in OUTPUTS:
+            check_settings("lexicon", step.module, settings)
+    except ValueError as error:
+        raise UserError(f"{step.kind}: {error}") from error
+
+
+def check_step(step: Step) -> None:
+    """Raises an error for packages and models that a step lacks."""
+    settings = step.settings
     metrics = settings.get("metrics", [])
     for package in (PACKAGES[name] for name in (step.module, *metrics) if name in PACKAGES):
         if find_spec(package) is None:
@@ -70,7 +76,7 @@ def check_step(step: Step) -> None:
         place = settings.get(name)
         if place is None and name in [METRICS.get(metric) for metric in metrics]:
             raise UserError(
-                f"{name} is not set, and evaluate.metrics has {name.removesuffix('_model')}. Pass a folder or Hub id."
+                f"evaluate.{name} is not set, and evaluate.metrics has {name.removesuffix('_model')}. Pass a folder or Hub id."
             )
         if place is not None and not any(f"{one.folder}/" in place for one in step.inputs):
             check_model(f"{step.kind}.{name}", place)

@@ -26,7 +26,7 @@ from ..common.configurations import find_config
 from ..common.tables import align_columns
 from .arguments import RunArguments
 from .driver import Driver, command_line, is_done, read_record, remove_steps
-from .preflight import check_run
+from .preflight import check_run, check_step_settings
 from .steps import DEFINITIONS, FOLDER, Plan, Step, merge_configs, read_config
 
 MAIN = "main"
@@ -144,9 +144,11 @@ def print_results(plans: dict[str, Plan], ran: set[str]) -> None:
 def run(args: RunArguments, driver: Driver | None = None) -> None:
     """Checks and runs all steps that are not complete, and prints the results."""
     plans = make_plans(args)
-    if args.dry_run:
-        return show_plans(plans)
     steps = list({step.folder: step for plan in plans.values() for step in plan.steps}.values())
+    if args.dry_run:
+        for step in steps:
+            check_step_settings(step)
+        return show_plans(plans)
     restart = [step for step in steps if args.from_step and step.depends_on(args.from_step)]
     check_run(plans.values(), [step for step in steps if step in restart or not is_done(step)])
     remove_steps(restart)

@@ -96,29 +96,33 @@ def merge_configs(config: dict, changes: dict) -> dict:
 def read_config(path: str | Path, *changes: dict) -> dict:
     """A recipe's YAML file with changes. Raises a `UserError` for unknown keys, invalid values and missing sections."""
     config = DEFAULTS | read_yaml(path)
-    for change in changes:
-        config = merge_configs(config, change)
     check_names(config, str(path), DEFAULTS)
+    places = dict.fromkeys(config, f"in {path}")  # where each value comes from
+    for change in changes:
+        check_names(change, "--set or an ablation", DEFAULTS)
+        config = merge_configs(config, change)
+        places |= dict.fromkeys(change, "of --set or an ablation")
     for name in ("data", "work_dir"):
         if config[name] is not None and (not isinstance(config[name], str) or find_problem(config[name])):
-            raise UserError(f"{name}={short_repr(config[name])} in {path} must be the name of a folder.")
+            raise UserError(f"{name}={short_repr(config[name])} {places[name]} must be the name of a folder.")
     for name, limits in COUNTS.items():
         if type(config[name]) is not int or not limits.contain(config[name]):
-            raise UserError(f"{name}={short_repr(config[name])} in {path} must be a whole number {limits.describe()}.")
+            value = f"{name}={short_repr(config[name])} {places[name]}"
+            raise UserError(f"{value} must be a whole number {limits.describe()}.")
     for name in SECTIONS:
         if config[name] is None and name in REQUIRED:
             raise UserError(f"{path} has no settings of {name!r}. Add some, or {name}: {{}} for the defaults.")
         if not isinstance(config[name], dict | None) and not (name == "base" and isinstance(config[name], str)):
-            raise UserError(f"{name}={short_repr(config[name])} in {path} must be a mapping of settings.")
+            raise UserError(f"{name}={short_repr(config[name])} {places[name]} must be a mapping of settings.")
     for name, known in (("cluster", CLUSTER_OPTIONS), ("compose", [f.name for f in fields(Recipe)])):
         config[name] = config[name] or {}
-        check_names(config[name], f"{name} in {path}", known)
+        check_names(config[name], f"{name} {places[name]}", known)
     if config["shared_finetune"] is not None:
         config["shared_finetune"] = merge_configs({**config["expert"], "train": "all"}, config["shared_finetune"])
     for name in ROWS:
         files = config[name]
         if not isinstance(files, str | list | None) or not all(isinstance(one, str) and one for one in files or ()):
-            raise UserError(f"{name}={short_repr(files)} in {path} must be a file or a list of files.")
+            raise UserError(f"{name}={short_repr(files)} {places[name]} must be a file or a list of files.")
         if files is None and config["data"] is not None:
             file = Path(config["data"], name.replace("_files", ".jsonl"))
             files = str(file) if file.exists() or name != "validation_files" else None
