@@ -2,10 +2,11 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from run_tools.claims import LOCK, RECORD, Claim, FileEntry, find_foreign
+from run_tools.claims import LOCK, RECORD, TEMPORARY, Claim, FileEntry, find_foreign
 from run_tools.errors import UserError
 
 
@@ -24,6 +25,32 @@ def test_a_claim_is_read_as_it_was_written(claim):
     assert list(again.complete()) == ["a.jsonl", "b.jsonl"]
     again.remove()
     assert not claim.folder.exists()
+
+
+def test_a_file_is_named_on_the_disk_before_it_is_written(tmp_path, monkeypatch):
+    """And each name is given to content that is on the disk."""
+    events, fsync, replace, folder = [], os.fsync, os.replace, tmp_path / "parts"
+
+    def note_sync(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        named = [json.loads(line)["file"] for line in path.read_text().splitlines()[1:]] if path.name == RECORD else []
+        events.append(("synced", TEMPORARY.sub(r"new \1", path.name), *named, (folder / "a.jsonl").exists()))
+        fsync(handle)
+
+    def note_replace(source, target):
+        events.append(("renamed", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    Claim.create(folder, "test", {}).write("a.jsonl", b"one\n")
+    assert events == [
+        ("synced", f"new {RECORD}", False),
+        ("renamed", RECORD),
+        ("synced", RECORD, "a.jsonl", False),
+        ("synced", "new a.jsonl", False),
+        ("renamed", "a.jsonl"),
+    ]
 
 
 def test_files_in_a_folder_are_of_the_claim_and_others_beside_them_are_not(claim):

@@ -95,10 +95,15 @@ def test_a_block_that_is_not_of_the_run_is_not_joined(change, unfinished, source
         assert run(source, output) == (10, 0, [], 10) and output.read_bytes() == whole
 
 
-def test_two_sources_are_not_mixed(unfinished, tmp_path):
+def test_two_sources_are_not_mixed_even_if_the_record_is_lost(unfinished, tmp_path):
+    output, parts, _ = unfinished
     other = write_jsonl(tmp_path / "other.jsonl", ROWS[5:])
     with pytest.raises(SettingsMismatchError, match="unfinished run with other settings: source=.*other.jsonl"):
-        run(other, unfinished[0])
+        run(other, output)
+    (parts / RECORD).unlink()
+    with pytest.raises(UserError, match=f"no record .{RECORD}. of a run"):
+        run(other, output)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv", "tsv"])

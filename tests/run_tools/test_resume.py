@@ -8,6 +8,7 @@ import torch
 
 from lexperts.recipes.moesumm.train import check_model
 from run_tools.claims import Claim
+from run_tools.errors import UserError
 from run_tools.fingerprints import digest
 from run_tools.jsonl import read_lines
 from run_tools.resume import ResumableJsonl, SettingsMismatchError
@@ -133,6 +134,19 @@ def test_a_file_of_the_user_is_neither_read_nor_removed(name, overwrite, tmp_pat
         with pytest.raises(ValueError, match=Path(name).name):
             start()
     assert [p.read_text() for p in tmp_path.rglob("*") if p.is_file()] == ["mine\n"]
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_parts_that_are_not_of_the_finished_run_stay(overwrite, tmp_path):
+    complete(tmp_path / "x.jsonl")
+    part = tmp_path / "x.jsonl.parts" / "000000000000-000000000004.jsonl"
+    part.parent.mkdir()
+    part.write_text("mine")
+    before = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for settings in (SETTINGS, {"num_beams": 2}):
+        with pytest.raises(UserError, match="x.jsonl.parts holds .* no record"):
+            ResumableJsonl(tmp_path / "x.jsonl", settings).is_complete(overwrite)
+    assert {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_folder_with_the_name_of_a_samples_model_stays(tmp_path):
