@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .batches import BatchRead, Block, pad_windows, prepare_ahead, split_windows, to_device, to_host
-from .call_options import check_batch_size, check_call_options, check_share, check_temperature
+from .call_options import UNSET, check_batch_size, check_call_options, check_share, check_temperature
 from .dataframes import read_documents, tabulate
 from .decoding import O
 from .diversity import WordStates, last_states
@@ -216,10 +216,10 @@ class KeyphraseExtractionPipeline(TextPipeline):
             raise ValueError(f"style={style!r} is not known. Use one of {', '.join(map(repr, styles))}, or none.")
         return styles.index(style) + 1
 
-    def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
+    def __call__(self, inputs, batch_size: int | None = UNSET, num_workers: int | None = None, **kwargs):
         """Extracts the keyphrases of documents; the arguments are those of the class."""
         preprocess_params, postprocess_params = self._merge_parameters(**kwargs)
-        batch_size = self._batch_size if batch_size is None else check_batch_size(batch_size)
+        batch_size = self._batch_size if batch_size is UNSET else check_batch_size(batch_size)
         batch_size = batch_size or DEFAULT_BATCH[self.device.type != "cpu"]
         is_document = isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs))
         inputs = inputs if is_document else read_documents(inputs)
@@ -232,7 +232,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
         results = self._stream(documents, batch_size, preprocess_params, postprocess_params)
         return list(results) if isinstance(inputs, (list, tuple)) else results
 
-    def to_dataframe(self, inputs, batch_size: int | None = None, **kwargs):
+    def to_dataframe(self, inputs, batch_size: int | None = UNSET, **kwargs):
         """The keyphrases of documents as a pandas DataFrame, one row per keyphrase; see `dataframes.tabulate`.
 
         Args:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from keyphrase_tools.call_options import OPTIONS, UNSET, check_call_options
 from keyphrase_tools.extractor import KeyphraseExtractor
+from keyphrase_tools.pipeline_keyphrase_extraction import DEFAULT_BATCH
 from keyphrase_tools.ranking import PhraseRanker
 from lexperts.cli.keyphrases import app
 
@@ -106,7 +107,7 @@ def test_none_undoes_a_default_of_the_pipeline(sharp_seke, tiny_tokenizer, name)
     assert changed(text, **{name: None}) == plain(text) != changed(text)
 
 
-def test_none_undoes_style_language_candidates_and_batch_size(tiny_seke, tiny_tokenizer):
+def test_none_undoes_style_language_and_candidates(tiny_seke, tiny_tokenizer):
     torch.manual_seed(0)
     model = tiny_seke(styles=["tags"])
     model.style_embedding.weight.data.normal_(std=9)
@@ -117,7 +118,20 @@ def test_none_undoes_style_language_candidates_and_batch_size(tiny_seke, tiny_to
     assert open_with(style="tags")(text, style=None) == plain(text) != open_with(style="tags")(text)
     assert open_with(language="german")(text, language=None) == plain(text, language=None)
     assert open_with(candidates=["b"])(text, candidates=None) == plain(text)
-    assert open_with(batch_size=2)(text, batch_size=None) == plain(text)
+
+
+def test_none_undoes_the_batch_size(tiny_seke, tiny_tokenizer):
+    model, text, batches = tiny_seke(), random_text(200), []
+    model.register_forward_pre_hook(
+        lambda module, args, given: batches.append(len(given["input_ids"])), with_kwargs=True
+    )
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer, max_length=20, batch_size=1)
+    extract(text)
+    assert set(batches) == {1}
+    for call in (extract, extract.to_dataframe):
+        batches.clear()
+        call(text, batch_size=None)
+        assert batches[0] == DEFAULT_BATCH[0]
 
 
 def test_a_styles_ranker_is_used_without_a_ranker_of_the_model(tiny_seke, tiny_tokenizer):
