@@ -115,6 +115,17 @@ def test_missing_columns_are_named(name, wrong, message, backbone, files, tmp_pa
     assert message in fails(main, "--backbone", backbone, "--output-dir", tmp_path, *files, *wrong)
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_documents_without_a_usable_keyphrase_end_the_command_before_training(split, backbone, files, tmp_path):
+    useless = write_rows(
+        tmp_path / "useless.jsonl", [{"title": "", "text": "graph cuts", "keyphrases": ["graph, cuts"]}]
+    )
+    main = import_module("lexperts.recipes.hypernet.train_keyphrases").main
+    options = ["--backbone", backbone, "--output-dir", tmp_path / "out", *files, f"--{split}-files", useless]
+    message = fails(main, *options)
+    assert f"--{split}-files" in message and "None of the 1 documents" in message and not (tmp_path / "out").exists()
+
+
 def test_readers_are_those_of_the_arguments():
     (reader,) = (field for field in dataclasses.fields(ModelArguments) if field.name == "reader")
     assert reader.type.__args__ == tuple(systems.MODELS)

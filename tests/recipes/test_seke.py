@@ -76,6 +76,7 @@ def test_documents_without_a_usable_keyphrase_end_the_command_before_training(ba
     useless = write_rows(tmp_path / "useless.jsonl", [{"text": "graph cuts", "keyphrases": ["graph, cuts"]}])
     done = train(backbone, tmp_path / "out", f"--{split}-files", useless)
     assert done.returncode == 2 and "None of the" in done.stderr and "nan" not in done.stdout.split()
+    assert f"--{split}-files {useless}" in done.stderr and not (tmp_path / "out" / "base").exists()
 
 
 def test_german_documents_are_learnt_and_scored_with_german_stems(backbone, tmp_path):

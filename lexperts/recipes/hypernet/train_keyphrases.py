@@ -42,6 +42,11 @@ def prepare(model_args: ModelArguments, data_args: KeyphraseDataArguments, folde
     """The run folder, the trainer, and the test documents: everything before training, where errors of users occur."""
     documents = load_documents(data_args)
     language = check_language(None if data_args.language == "none" else data_args.language)
+    for split in sorted(documents.keys() - {"train"}):
+        columns = documents[split]["text"], documents[split]["keyphrases"]
+        where = f"--{split}-files" if getattr(data_args, f"{split}_files") else f"the {split} documents"
+        for rules in RULES if split == "test" else RULES[:1]:
+            gold_phrases(*columns, rules, language, f"{where}, by the rules {rules!r}")
     folder, backbone = open_folder("train_keyphrases", model_args, data_args, folder_args, training_args)
     tokenizer = open_tokenizer(backbone, data_args.max_length)
     windows = tokenize_documents(documents["train"], tokenizer, title_as="meta", language=language)
@@ -54,8 +59,6 @@ def prepare(model_args: ModelArguments, data_args: KeyphraseDataArguments, folde
     options = {"titles": validation["title"], "spans": True, "thresholds": (None, *THRESHOLDS), "language": language}
     columns = validation["text"], validation["keyphrases"]
     metrics = ExtractionMetrics(*columns, tokenizer, model.config.id2label, **options)
-    for rules in RULES if test else ():
-        gold_phrases(test["text"], test["keyphrases"], rules, language, f"--test-files, by the rules {rules!r}")
     rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
     collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)

@@ -109,6 +109,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         tokenizer = open_tokenizer(start)
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     language = read_language(data_args.language, model_args.start_from)
+    check_gold_of_files(documents, data_args, language)
     labelling = {"rules": data_args.rules, "language": language}
     train, validation = documents["train"], documents["validation"]
     windows = tokenize_documents({"text": train.texts, "keyphrases": train.gold}, tokenizer, **labelling)
@@ -121,7 +122,6 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     check_styles(documents, data_args, model.config.styles or [])
     windows |= row_styles(windows["document"], train, model.config.styles or [])
     metrics = ExtractionMetrics(validation.texts, validation.gold, tokenizer, model.config.id2label, **labelling)
-    check_gold_of_files(documents, data_args, language)
     print(f"validation: {len(validation.texts):,} documents; {describe_coverage(metrics.rows)}")
 
     keep_best(training_args, "f1@10")
