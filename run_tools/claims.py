@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from .errors import UserError, short_repr
+from .errors import UserError
 from .files import describe_space, write_file
 
 try:
@@ -247,7 +247,7 @@ def _read_record(path: Path) -> tuple[str, dict, dict[str, FileEntry]]:
             files[name] = FileEntry(entry.get("size"), entry.get("sha256"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"{path} is damaged, so the files beside it are not known to be of a run ({short_repr(str(error))}). Move the "
-            "folder away, delete it, or choose another output."
+            f"{path} is damaged, so the files beside it are not known to be of a run. Move the folder "
+            "away, delete it, or choose another output."
         ) from error
     return command, settings, files
