@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
+from run_tools.errors import short_repr
+
 from .tensor_files import TORCH_NAMES
 
 Checks = dict[str, tuple[str, Callable[[Any], bool]]]  # field -> what it must be, validator
@@ -106,17 +108,10 @@ def find_invalid(content: dict[str, Any], fields: dict, where: str) -> list[str]
     """The fields that are set to an invalid value."""
     checked = ((key, content[key], *fields[key]) for key in fields if content.get(key) is not None)
     return [
-        f"{key}{where} must be {expected}, got {shorten(value)}"
+        f"{key}{where} must be {expected}, got {short_repr(value)}"
         for key, value, expected, valid in checked
         if not valid(value)
     ]
-
-
-def shorten(value: Any) -> str:
-    """`repr` of at most 60 characters, also of a number with many digits."""
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"an integer of {value.bit_length()} bits"
-    return f"{value!r:.60}"
 
 
 def non_finite(content: Any, path: str = "") -> Iterator[tuple[str, float]]:

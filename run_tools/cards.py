@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import escape
+from .model_options import is_path
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -64,8 +65,8 @@ def in_cell(value: Any) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name can be a Hub id, and is not a local file or folder."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
+    """Whether a name can be the Hub id `owner/name`, and is not a local file or folder."""
+    return name.count("/") == 1 and not is_path(name)
 
 
 def hub_metadata(base: str) -> dict[str, Any]:

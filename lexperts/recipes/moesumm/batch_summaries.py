@@ -44,11 +44,10 @@ class SummaryProcess:
         """`summary_text`, or `error`, of each row."""
 
         def check(row: dict) -> tuple[tuple | None, str | None]:
-            text, name = (
-                row.get(self.text_column),
-                row.get(self.dataset_column) if self.dataset_column else self.dataset,
-            )
-            return ((text, name), None) if has_text(text) else (None, f"{self.text_column!r} has no text")
+            text = row.get(self.text_column)
+            if not isinstance(text, str) or not text.strip():
+                return None, f"{self.text_column!r} has no text"
+            return (text, row.get(self.dataset_column) if self.dataset_column else self.dataset), None
 
         def summarize(items: list[tuple]) -> list[str]:
             return self.summarize([text for text, _ in items], [name for _, name in items])
@@ -62,8 +61,3 @@ class SummaryProcess:
         import pyarrow
 
         return {"summary_text": pyarrow.string(), "error": pyarrow.string()}
-
-
-def has_text(text) -> bool:
-    """Whether a value is a text that is not blank."""
-    return isinstance(text, str) and bool(text.strip())
