@@ -138,6 +138,13 @@ def test_every_ablation_makes_a_valid_configuration():
 def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
     for name, value in (("useless", [" "]), ("pairs", [["graph", "cut"]])):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "graph cut", "keyphrases": value}))
+    long = {"text": "graph cut " * 300, "keyphrases": ["graph cut"]}
+    (tmp_path / "long.jsonl").write_text(json.dumps(long))
+    (tmp_path / "good.jsonl").write_text(json.dumps(long | {"text": "graph cut"}))
+    split = lambda train, validation: [  # noqa: E731
+        *("--output-dir", tmp_path / train / validation),
+        *("--train-files", tmp_path / f"{train}.jsonl", "--validation-files", tmp_path / f"{validation}.jsonl"),
+    ]
     file = {
         name: ["--output-dir", tmp_path, "--test-files", f"x={tmp_path / name}.jsonl"] for name in ("useless", "pairs")
     }
@@ -145,6 +152,9 @@ def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
         (train, file["useless"], "None of the 1 documents"),
         (train, file["pairs"], "line 1: keyphrases[0]="),
         (prepare, ["--output-dir", tmp_path], "--train-files"),
+        (prepare, split("useless", "good"), "--train-files: None of the 1 documents"),
+        (prepare, split("good", "useless"), "--validation-files: None of the 1 documents"),
+        (train, split("good", "long"), "--validation-files: None of the 1 documents"),
         (train, ["--data", tmp_path, "--output-dir", tmp_path], "'tokenizer'"),
         (train, ["--output-dir", tmp_path], "--train-files"),
         (train, ["--output-dir", tmp_path, "--test-files", "x=none"], "'none'"),

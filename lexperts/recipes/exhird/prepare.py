@@ -15,6 +15,7 @@ from datasets import Dataset
 
 from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from run_tools.backbones import resolve_backbone
+from run_tools.errors import UserError
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_tokenizer
 from run_tools.model_options import describe_load_errors
@@ -72,6 +73,12 @@ def write_data(args: PrepareArguments):
     for split, columns in splits.items():
         options = {"batched": True, "remove_columns": list(COLUMNS), "desc": split, "load_from_cache_file": False}
         rows = Dataset.from_dict(columns).map(tokenize_documents, fn_kwargs=given | {"tokenizer": tokenizer}, **options)
+        if not len(rows):
+            where = f"--{split}-files" if args.train_files else f"the {split} documents"
+            raise UserError(
+                f"{where}: None of the {len(columns['text']):,} documents has a keyphrase and at most {args.max_source_length} words "
+                f"({args.max_target_length} in its keyphrases). Check the column of keyphrases, and the lengths."
+            )
         rows.save_to_disk(output / split)
         starts = [row[0] for labels in rows["labels"] for row in labels]
         present, absent = (starts.count(i) for i in (tokenizer.present_token_id, tokenizer.absent_token_id))
