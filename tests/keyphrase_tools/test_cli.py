@@ -1,6 +1,7 @@
 """The commands of `lexperts keyphrases`."""
 
 import json
+import re
 
 import pytest
 import spacy  # noqa: F401  (explain needs it)
@@ -58,7 +59,7 @@ def test_score_reads_plain_keyphrases_and_refuses_other_documents(gold, tmp_path
     predictions.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
     assert "Document 0 has id=1 in" in call("score", predictions, gold).stderr
     predictions.write_text("".join(json.dumps({"id": row["id"]}) + "\n" for row in rows))
-    assert "line 1: there is no 'keyphrases'" in call("score", predictions, gold).stderr
+    assert re.search("line 1: .*'keyphrases'.*'id'", call("score", predictions, gold).stderr)
 
 
 def test_score_takes_any_cutoff_and_the_language(tmp_path):
@@ -103,7 +104,7 @@ def test_explain_names_skipped_documents_and_numbers_pages_as_the_source_does(fo
     assert "document 0 is skipped: 'text' is 3" in done.stderr and "document 2 is skipped: it is empty" in done.stderr
     assert "Deep</span>" in (tmp_path / "views" / "document.html").read_text(encoding="utf-8")
     done = call("explain", source, tmp_path / "other", "--model", "no/such-model", "--page", 2)
-    assert done.exit_code == 2 and "--page 2" in done.stderr
+    assert done.exit_code == 2 and "--page 2" in done.stderr and "it is empty" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_record_names_files_of_its_own_folder_only(name, claim):
 def test_a_file_that_has_changed_is_refused_until_it_is_deleted(claim):
     path = claim.folder / "b.jsonl"
     path.write_bytes(b"tw")
-    with pytest.raises(UserError, match=r"b\.jsonl.*2.*4"):
+    with pytest.raises(UserError, match=r"b\.jsonl.*2.*4.*Delete"):
         Claim.read(claim.folder)
     path.unlink()
     assert list(Claim.read(claim.folder).complete()) == ["a.jsonl"]
