@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification, PreTrainedTokenizer
 
+from keyphrase_tools.pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from keyphrase_tools.token_classifiers import known_limit, length_limit
 from keyphrase_tools.windows import (
     Window,
@@ -333,3 +334,12 @@ def test_a_window_is_as_long_as_model_and_tokenizer_allow_and_512_if_they_say_no
     assert known_limit(tokenizer, model) == limit and length_limit(tokenizer, model) == (limit or 512)
     tokenizer.model_max_length = 48
     assert length_limit(tokenizer, model) == 48
+
+
+def test_without_a_limit_a_window_is_as_long_as_asked(tiny_tokenizer):
+    fields, _ = BACKBONES["xlnet"]
+    config = AutoConfig.for_model("xlnet", **fields, id2label={0: "O", 1: "B", 2: "I"})
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.model_max_length = int(1e30)
+    extract = KeyphraseExtractionPipeline(AutoModelForTokenClassification.from_config(config), tokenizer)
+    assert [extract.preprocess(["graph"], max_length=asked).max_length for asked in (None, 16, 2048)] == [512, 16, 2048]
