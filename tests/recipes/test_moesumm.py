@@ -174,7 +174,7 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(place
 
     def weights_of(folder):
         model = MoeSummForConditionalGeneration.from_pretrained(folder)
-        assert model.config.datasets[: len(SETS)] == list(SETS)
+        assert model.config.datasets == [*SETS, *["chat"] * (folder != trained)]
         return model.state_dict()
 
     run(train, *given)
@@ -343,10 +343,12 @@ def test_summaries_of_other_texts_or_models_are_not_taken(backbone, tmp_path):
 def test_errors_name_the_value(places, backbone, trained, tmp_path):
     arguments = train_arguments(places, backbone, tmp_path / "x")
     empty = write_rows(tmp_path / "empty.jsonl", [{"document": " ", "summary": "b"}])
+    test = write_rows(tmp_path / "mail" / "test.jsonl", some_rows(2, "test")).parent
     for sets, expected in (
         (["data/mail"], "must be NAME=PLACE"),
         ([places["mail"]] * 2, "a name occurs twice"),
         ([f"mail={empty}"], "no rows in train"),
+        ([f"mail={test}"], "mail has no train split, only test"),
     ):
         assert expected in fails(train.main, *arguments, "--datasets", *sets)
     assert "--variant 'moe'" in fails(train.main, *arguments, "--variant", "moe")

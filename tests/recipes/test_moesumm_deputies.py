@@ -96,23 +96,50 @@ def test_shares_of_several_layers_and_data_sets_count_each_token_once():
     assert layer["largest share"] == 70 and layer["of deputy"] == 1 and 0.7 < layer["Cramer's V"] < 0.8
 
 
-def test_each_deputy_writes_its_own_summaries(tokenizer, tmp_path, monkeypatch, capsys):
-    model = writing_moesumm(tokenizer)
-    model.generation_config.max_length = 20
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-    for name in SETS[:2]:
-        write_rows(tmp_path / name / "test.jsonl", some_rows(name))
-    places = [f"{name}={tmp_path / name}" for name in SETS[:2]]
-    argv = ["x", "--model", tmp_path / "model", "--datasets", *places, "--work", tmp_path / "work", "--num-beams", 2]
-    monkeypatch.setattr(sys, "argv", list(map(str, argv)))
-    deputies.main()
+@pytest.fixture
+def run(tokenizer, tmp_path, monkeypatch):
+    """run(kind, rows) -> the summaries of two data sets' first rows in the work folder."""
+
+    def call(kind: str, rows: int) -> dict[str, list[str]]:
+        model = writing_moesumm(tokenizer, **KINDS[kind])
+        model.generation_config.max_length = 20
+        model.save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        for name in SETS[:2]:
+            write_rows(tmp_path / name / "test.jsonl", some_rows(name))
+        places = [f"{name}={tmp_path / name}" for name in SETS[:2]]
+        argv = [
+            "x",
+            "--model",
+            tmp_path / "model",
+            "--datasets",
+            *places,
+            "--work",
+            tmp_path / "work",
+            "--num-beams",
+            2,
+        ]
+        monkeypatch.setattr(sys, "argv", list(map(str, [*argv, "--max-rows", rows])))
+        deputies.main()
+        return {
+            path.stem: [json.loads(line)["prediction"] for line in path.read_text().splitlines()]
+            for path in (tmp_path / "work").glob("*.jsonl")
+        }
+
+    return call
+
+
+def test_flat_moe_has_no_summaries_by_a_main_expert(run):
+    names = {
+        f"{name}-{routing}" for name in SETS[:2] for routing in ("own_routing", *(f"deputy_{i}" for i in range(3)))
+    }
+    assert {name: len(texts) for name, texts in run("flat_moe", 2).items()} == dict.fromkeys(names, 2)
+
+
+def test_each_deputy_writes_its_own_summaries(run, tokenizer, tmp_path, capsys):
+    written = {name: texts for name, texts in run("moesumm", 5).items() if name.startswith("letters")}
     out = capsys.readouterr().out
     assert "Cramer's V" in out and out.count("| own routing") == 2 and out.count("| deputy 2") == 2
-    written = {
-        path.stem: [json.loads(line)["prediction"] for line in path.read_text().splitlines()]
-        for path in (tmp_path / "work").glob("letters-*.jsonl")
-    }
     assert len({tuple(texts) for texts in written.values()}) == 5
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model")
     text = some_rows("letters")[2]["document"]
