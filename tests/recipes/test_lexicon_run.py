@@ -354,7 +354,9 @@ def test_a_whole_run_prints_scores_times_and_examples(whole):
     assert whole.ran == {step.key for step in steps.values()}
     rows = read_rows(steps["best"].out / "definitions.jsonl")
     assert [row["term"] for row in rows] == [row["term"] for row in kind_rows(56, 12)]
-    assert len({(is_tool(row["term"]), row["domain"]) for row in rows}) == 2
+    domains = {is_tool(row["term"]): row["domain"] for row in rows}
+    assert [row["domain"] for row in rows] == [domains[is_tool(row["term"])] for row in rows]
+    assert sorted(domains.values()) == [0, 1]
     assert printed.count("\n  generated  ") == printed.count("\n  gold       ") == 10
     assert f"{rows[0]['term']}  [{rows[0]['domain']}: " in printed
     assert "bleu (context)" in printed and "best_of_4" in printed and "$" not in printed
@@ -447,8 +449,10 @@ def test_a_failed_step_is_reported(whole):
     changes = {"plain": {"max_new_tokens": 127}}
     with pytest.raises(driver.StepFailedError, match="plain failed .exit status 2.: .*not even the term") as found:
         run(whole.path, "--set", "plain.max_new_tokens=127")
-    log = plan_of(whole.path, changes)["plain"].folder / "log.txt"
+    step = plan_of(whole.path, changes)["plain"]
+    log = step.folder / "log.txt"
     assert found.value.status == 2 and str(log) in str(found.value) and "$ lexperts define generate " in log.read_text()
+    assert not driver.is_done(step)
 
 
 @pytest.fixture
