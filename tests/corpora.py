@@ -1,16 +1,21 @@
 """Runs over corpora in tests, whole and interrupted."""
 
 import json
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
 import pytest
+from pyarrow import parquet
 
 from keyphrase_tools.extractor import KeyphraseExtractor
 from run_tools.corpus.block_runs import RunSummary, run_blocks
 from run_tools.corpus.documents import Corpus
 from run_tools.resume import ResumableOutput
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 class Stop(Exception):
@@ -50,6 +55,24 @@ def stop_after(monkeypatch, blocks: int, start: Callable) -> None:
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(ResumableOutput, "write_block", write_some)
         start()
+
+
+def check_example(name: str, model: str, folder: Path, *options) -> None:
+    """Runs a file of examples/ as a program, but in this process: it gives what the command gives."""
+    texts = [" ".join(f"graph {i} cut {j}" for j in range(1 + i % 9)) for i in range(40)]
+    columns = {"id": [f"d{i:02}" for i in range(40)], "title": ["A graph", None] * 20, "text": [*texts[:-1], None]}
+    parquet.write_table(pyarrow.table(columns), folder / "in.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        given = (folder / "in.parquet", folder / "out", "--model", model, *options)
+        patch.setattr(sys, "argv", [name, *map(str, given)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    found = pyarrow.concat_tables(map(parquet.read_table, sorted((folder / "out").glob("*.parquet")))).sort_by("id")
+
+    process = KeyphraseExtractor(model, title_column="title", top_k=10, num_threads=1)
+    run_blocks(process, Corpus(folder / "in.parquet"), folder / "whole.parquet")
+    expected = parquet.read_table(folder / "whole.parquet")
+    assert found.schema.names == expected.schema.names and found.to_pylist() == expected.to_pylist()
+    assert any(found["keyphrases"].to_pylist()[0]) and found["error"].null_count == 39
 
 
 def as_written(phrases, mentions=False) -> list[dict]:

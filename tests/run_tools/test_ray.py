@@ -22,7 +22,7 @@ from run_tools.corpus.documents import Corpus
 from run_tools.corpus.engines import LocalEngine, RayEngine
 from run_tools.processes import assigned_cores
 from run_tools.resume import ResumableOutput
-from tests.corpora import extract_file, lines, write_jsonl
+from tests.corpora import check_example, extract_file, lines, write_jsonl
 from tests.run_tools.ray_processes import Counts, LoadedInTurn
 
 ray = pytest.importorskip("ray")
@@ -112,7 +112,7 @@ def test_a_killed_run_resumes_with_a_worker_lost_and_ends_with_the_same_bytes(
     """First the driver is killed, then a worker of the run that resumes."""
     output, parts = tmp_path / "out.jsonl", tmp_path / "out.jsonl.parts"
     start = [sys.executable, "-m", "lexperts", "keyphrases", "extract", str(source), str(output), "--model", folder]
-    start += ["--engine", "ray", "--workers", "2", "--block-size", "10"]
+    start += ["--engine", "ray", "--workers", "1", "--block-size", "10"]
 
     def run_until(blocks):
         process = subprocess.Popen(start, env=ENVIRONMENT, stderr=subprocess.PIPE)
@@ -182,19 +182,14 @@ def test_without_ray_the_extra_is_named(monkeypatch, folder, source, tmp_path):
     assert done.exit_code == 2 and "--engine 'spark' is not" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["class", "instance"])
-def test_ray_data_maps_the_class_and_an_instance(kind, cluster, folder, source, output_without_ray, tmp_path):
+def test_the_example_gives_what_the_command_gives(cluster, folder, tmp_path):
+    """Ray Data maps the class, which each worker calls."""
+    check_example("ray_keyphrases.py", folder, tmp_path, "--workers", 1)
+
+
+def test_ray_data_maps_an_instance(cluster, folder, source, output_without_ray, tmp_path):
     data = ray.data.read_parquet(str(source))
-    if kind == "class":
-        data = data.map_batches(
-            KeyphraseExtractor,
-            fn_constructor_kwargs={"model": folder},
-            batch_format="pyarrow",
-            batch_size=10,
-            concurrency=1,
-        )
-    else:
-        data = data.map_batches(KeyphraseExtractor(folder), batch_format="pyarrow", batch_size=10)
+    data = data.map_batches(KeyphraseExtractor(folder), batch_format="pyarrow", batch_size=10)
     data.write_parquet(str(tmp_path / "out"))
     rows = parquet.read_table(tmp_path / "out").sort_by("id").to_pylist()
     expected = sorted(lines(output_without_ray), key=lambda row: row["id"])
