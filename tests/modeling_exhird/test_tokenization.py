@@ -257,6 +257,9 @@ def test_long_texts_are_read_in_windows(with_subword_tokenizer):
     long = with_subword_tokenizer.encode_subwords("the " * 100)
     assert [len(ids) for ids in long["subword_ids"]] == [64, 48]  # the encoder's model_max_length; 8 are shared
     assert long["subword_word_ids"][1][1] == 54
+    boundless = copy.deepcopy(with_subword_tokenizer)
+    boundless.subword_tokenizer.model_max_length = int(1e30)  # as T5's
+    assert [len(ids) for ids in boundless.encode_subwords("the " * 1000)["subword_ids"]] == [512, 512, 110]
     both = with_subword_tokenizer.encode_subwords(
         "the graph", "graph " * 20, max_length=10
     )  # too long a title for each window

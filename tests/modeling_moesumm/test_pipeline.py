@@ -1,11 +1,12 @@
 """pipeline("moe-summarization")."""
 
+import copy
 import json
 
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM, pipeline
+from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration, pipeline
 
 from modeling_moesumm import MoeSummarizationPipeline
 from tests.modeling_moesumm.summaries import story, summaries_by
@@ -119,6 +120,19 @@ def test_a_stock_model_works_too(summarize, model, tokenizer, tmp_path):
     assert "custom_pipelines" not in json.loads((tmp_path / "again" / "config.json").read_text())
     again = pipeline("moe-summarization", model=str(tmp_path / "again"), device="cpu", max_length=12)
     assert again(TEXTS) == summarize(TEXTS)
+
+
+@pytest.mark.parametrize("limit, most", [(int(1e30), 512), (600, 600), (100, 100)])
+def test_relative_positions_are_limited_by_the_tokenizer_or_512(limit, most, tokenizer):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+    stock = T5ForConditionalGeneration(T5Config(vocab_size=len(tokenizer), **sizes)).eval()
+    limited, widths = copy.deepcopy(tokenizer), []
+    limited.model_max_length = limit
+    note = lambda module, args, inputs: widths.append(inputs["input_ids"].shape[1])  # noqa: E731
+    stock.get_encoder().register_forward_pre_hook(note, with_kwargs=True)
+    run = pipeline("moe-summarization", model=stock, tokenizer=limited, device="cpu", max_length=4, num_beams=1)
+    run(" ".join(TEXTS) * 40)
+    assert 0.7 * most < max(widths) <= most
 
 
 def test_models_answer_in_a_reduced_precision(model, tokenizer):

@@ -189,6 +189,7 @@ def test_a_checkpoint_is_taken_from_a_run_with_the_same_settings_alone(tmp_path)
     left_by_a_run(tmp_path / "other", learning_rate=0.5)
     for name in ("same", "other"):
         (tmp_path / name / "checkpoint-999").mkdir()  # killed while it was written
+        (tmp_path / name / "checkpoint-best").mkdir()  # the user's
     given = {name: str(tmp_path / name / "checkpoint-2") for name in ("same", "other")}
     assert open_run(tmp_path / "new", resume_from_checkpoint=given["same"]).start == given["same"]
     with pytest.raises(SettingsMismatchError, match="learning_rate=0.5 before, 5e-05 now"):
