@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from run_tools.model_options import check_model, parse_device
+
 from .common import RESUME, Debug, Device, print_error, user_errors
 
 SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .json, .csv or .parquet files, also s3://, gs:// or hf://."
@@ -145,8 +147,6 @@ def make_parameter(name: str, annotation: Any, default: Any = inspect.Parameter.
 
 def check_local(engine: str, device: str | None, **models: str | None) -> None:
     """Raises an error for a device or models that this machine lacks, unless workers load them; `models` by their options."""
-    from run_tools.model_options import check_model, parse_device
-
     if engine == "local":
         parse_device(device)
         for option, model in models.items():

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from run_tools.errors import UserError, repr_path
+from run_tools.model_options import describe_load_errors, open_with_tokenizer, parse_device, parse_dtype
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from .common import AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, user_errors
@@ -89,7 +90,6 @@ def extract(
     from keyphrase_tools.candidates import read_candidates
     from keyphrase_tools.extractor import KeyphraseExtractor
     from keyphrase_tools.words import check_language
-    from run_tools.model_options import parse_dtype
 
     parse_dtype(dtype)
     options: dict = {} if language is None else {"language": check_language(None if language == "none" else language)}
@@ -228,7 +228,6 @@ def explain(
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_report import write_report
         from run_tools.corpus.documents import Corpus
-        from run_tools.model_options import open_with_tokenizer, parse_device, parse_dtype
 
         check_new_folder("OUT", output)
         nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
@@ -292,7 +291,6 @@ def export(
         from keyphrase_tools.rows import full_text
         from run_tools.jsonl import read_jsonl
         from run_tools.model_loading import open_config
-        from run_tools.model_options import describe_load_errors
 
         check_new_folder("OUT", output)
         labelled = None if evaluation is None else read_labelled(evaluation, hint="")[:limit]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from run_tools import model_options
 from run_tools.errors import UserError, did_you_mean, repr_path, short_repr
 from run_tools.fingerprints import parse_named_path
 from run_tools.option_paths import check_file, check_folder, check_new_file, check_new_folder
@@ -16,18 +17,14 @@ def check_place(option: str, text: str, kind: str) -> None:
 
 def check_path(option: str, text: str) -> None:
     """Raises a `UserError` for a text that is neither a file nor a folder, but looks like one; it may be a Hub id."""
-    from run_tools.model_options import is_path
-
-    if is_path(text) and not Path(text).exists():
+    if model_options.is_path(text) and not Path(text).exists():
         raise UserError(f"{option} {repr_path(text)} does not exist. Pass a file, a folder or a Hub id.")
 
 
 def check_model(option: str, text: str) -> None:
     """Raises an `OSError` for a text that is neither the folder of a model nor a Hub id of one that can be reached."""
-    from run_tools.model_options import check_model
-
     if text not in ("minilm", "default"):
-        check_model(option, text)
+        model_options.check_model(option, text)
 
 
 def check_embedder(option: str, text: str) -> None:
