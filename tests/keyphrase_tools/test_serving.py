@@ -313,19 +313,21 @@ def test_the_root_leads_to_the_documentation(client):
 
 
 @contextmanager
-def uvicorn_server(protocol):
-    """A server of a trivial app in a thread, with another protocol -> its port."""
+def uvicorn_server(protocol, body=b"ok", **options):
+    """A server of a trivial app in a thread, with another protocol -> its port, its open connections."""
 
     async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_level="error"))
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_level="error", **options)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield listener.getsockname()[1]
+        yield listener.getsockname()[1], server.server_state.connections
     finally:
         server.should_exit = True
         thread.join(60)
@@ -343,7 +345,7 @@ def test_idle_connections_make_room_and_heads_have_a_time_limit(monkeypatch):
                 pass
         return True
 
-    with uvicorn_server(Protocol) as port, ExitStack() as stack:
+    with uvicorn_server(Protocol) as (port, _), ExitStack() as stack:
 
         def connect():
             return stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
@@ -362,6 +364,18 @@ def test_idle_connections_make_room_and_heads_have_a_time_limit(monkeypatch):
         last.sendall(request[:10])  # the second request of a connection
         start = time.monotonic()
         assert wait_for_end(slow) and wait_for_end(last) and 0.2 < time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
+def test_a_client_that_does_not_read_its_answer_is_cut_off(header):
+    protocol = connections.PunctualProtocol
+    with (
+        uvicorn_server(protocol, body=bytes(20_000_000), timeout_keep_alive=0.2) as (port, accepted),
+        socket.create_connection(("127.0.0.1", port), 60) as client,
+    ):
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + header + b"\r\n")
+        wait_until(lambda: accepted)
+        wait_until(lambda: not accepted)
 
 
 def test_a_body_that_does_not_come_is_not_awaited_for_long(monkeypatch):
