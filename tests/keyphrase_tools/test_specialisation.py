@@ -13,6 +13,7 @@ from scipy.stats.contingency import association
 from keyphrase_tools.specialisation import (
     CATEGORIES,
     cramers_v,
+    cramers_v_of_table,
     expert_specialisation,
     expert_usage,
     specialisation,
@@ -82,6 +83,14 @@ def test_the_correction_takes_the_bias_away():
     assert cramers_v(a, a) == pytest.approx(1) and cramers_v(a, ["same"] * 400) == 0
     assert math.isnan(cramers_v(a, [None] * 400))
     assert cramers_v([*a, 3], [*a, None]) == pytest.approx(1)  # a missing value says nothing
+
+
+def test_rows_and_columns_without_counts_are_ignored():
+    table, padded = np.array([[30, 2], [4, 25]]), np.zeros((3, 3))
+    padded[::2, ::2] = table
+    assert cramers_v_of_table(padded) == pytest.approx(cramers_v_of_table(table)) == by_hand(table)
+    for alike in ([[50, 0], [70, 0]], [[50, 3]], [[6, 4], [12, 8]]):
+        assert cramers_v_of_table(np.array(alike)) == 0
 
 
 def test_a_token_has_the_expert_that_the_router_prefers(tokens, model, tiny_tokenizer, annotated):

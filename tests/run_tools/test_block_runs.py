@@ -286,6 +286,9 @@ def unfinished(folder, tmp_path, monkeypatch):
 def test_an_unfinished_run_resumes_with_a_model_and_a_source_that_were_moved(unfinished, tmp_path):
     moved = {name: (tmp_path / name).rename(tmp_path / f"moved-{name}") for name in ("model", "texts.jsonl")}
     assert unfinished(model=moved["model"], source=moved["texts.jsonl"])[:2] == (4, 0)
+    extract, whole = pipeline("keyphrase-extraction", model=str(moved["model"])), tmp_path / "whole.jsonl"
+    extract_file(extract, moved["texts.jsonl"], whole, top_k=3)  # in one block
+    assert (tmp_path / "out.jsonl").read_bytes() == whole.read_bytes()
 
 
 @pytest.mark.parametrize(
