@@ -28,4 +28,6 @@ def build_app():
 def main() -> None:
     """Runs the command line. Ctrl-C is one line while the commands are imported, too."""
     with user_errors("--debug" in sys.argv):
-        build_app()()
+        from .common import run_app
+
+        run_app(build_app())

@@ -1,6 +1,7 @@
 """Shared parts of the commands: options, their checks, and printed results."""
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -83,6 +84,17 @@ class OneLineGroup(TyperGroup):
         """Runs a command. After Ctrl-C outside of its own `user_errors`, as while it is imported, typer would print nothing."""
         with user_errors(DEBUG.get()):
             return super().invoke(ctx)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Runs the command of this process. If Ctrl-C is pressed again while Python ends, it ends at once, without a traceback."""
+    try:
+        app()
+    finally:
+        if (
+            signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ):  # otherwise it is ignored, as in a background job
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def describe_usage(error) -> str:

@@ -14,7 +14,7 @@ from run_tools.errors import UserError, repr_path
 from run_tools.model_options import describe_load_errors, open_with_tokenizer, parse_device, parse_dtype
 from run_tools.option_paths import check_new_file, check_new_folder
 
-from .common import AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, user_errors
+from .common import AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, run_app, user_errors
 from .corpus_options import CorpusRun, Source, TextColumn, TitleColumn, check_local, corpus_command
 from .generate import generate
 from .serve import serve
@@ -343,4 +343,4 @@ def card(
 
 def main():
     """Entry point of the command `keyphrases`."""
-    app()
+    run_app(app)

@@ -22,7 +22,7 @@ from run_tools.errors import repr_path, short_repr
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from . import merge_screen
-from .common import AsJson, Debug, Seed, new_app, print_json
+from .common import AsJson, Debug, Seed, new_app, print_json, run_app
 from .merge_screen import Screen, progress_bars, screen
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
@@ -447,7 +447,7 @@ def cluster(
 
 def main():
     """Runs the command."""
-    app()
+    run_app(app)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The commands start light: `--help` and `--version` import no model, and every help shows an example."""
 
 import os
+import signal
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -98,3 +99,13 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(module, command):
     done = start(("lexperts", *command.split()), before=press)
     first, *more = done.stderr.splitlines()
     assert done.returncode == 130 and first.startswith("interrupted: ") and more == ["HEAVY []"]
+
+
+@pytest.mark.parametrize("name", ["lexperts", "keyphrases", "merge-experts"])
+def test_ctrl_c_while_python_ends_prints_nothing(name):
+    press = (
+        "import atexit, os, signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
+    )
+    done = start((name, "--version"), before=press)
+    assert done.returncode == -signal.SIGINT and done.stderr == "HEAVY []\n"
