@@ -1,9 +1,12 @@
 """Runs over corpora in tests, whole and interrupted."""
 
 import json
+import os
 import runpy
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -20,6 +23,22 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 class Stop(Exception):
     pass
+
+
+@contextmanager
+def bound_by_permissions(folder: Path):
+    """In this context root has the rights of an ordinary user, who may enter the folder."""
+    is_root, temporary = os.geteuid() == 0, Path(tempfile.gettempdir())
+    for path in (folder, *folder.parents) if is_root else ():
+        if temporary in path.parents:
+            path.chmod(0o755)
+    try:
+        if is_root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
 
 
 def lines(path) -> list[dict]:

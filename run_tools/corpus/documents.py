@@ -253,9 +253,10 @@ class Corpus:
     def _check_lines(self) -> int | None:
         self._check_each(self._check_first_lines)
         files = [path for path in self._paths if not path.endswith((*COMPRESSED, ".json")) and os.path.isfile(path)]
-        if "file" not in self._fs.protocol or len(files) < len(self._paths):
-            return None
-        return sum(map(count_lines, self._paths))
+        if "file" in self._fs.protocol and len(files) == len(self._paths):
+            with suppress(OSError):  # of a file that may not be read, which is reported when it is read
+                return sum(map(count_lines, files))
+        return None
 
     def _check_first_lines(self, path: str) -> None:
         records = list(islice(self._read_lines(path), FIRST))
