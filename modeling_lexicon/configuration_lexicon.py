@@ -32,6 +32,9 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
             `"token"`: each token uses its top k experts. `"sequence_soft"`: a sequence uses all experts, weighted by
             the gate's mean logits over its prompt. `"sequence_hard"`: it uses the best of these. `"domain"`: it uses the
             expert given by `domain_ids`, in every routed module.
+        expert_rank (`int`, default `None`):
+            Rank of the experts' differences from one MLP that all of them share, for `router_layers="mlp"`: an expert is two thin
+            matrices per linear layer (FlexMoRE, arXiv 2602.08818). `None`: each expert has MLPs of its own.
         domain_gate (`bool`, default `False`):
             Whether the domain policy has a learned gate, in the first routed module, that selects the expert from the
             prompt if no `domain_ids` are given.
@@ -76,6 +79,7 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
     router_layers: str | list[str] = "mlp"
     router_layers_index: list[int] | None = None
     routing_policy: str = "token"
+    expert_rank: int | None = None
     domain_gate: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -103,7 +107,7 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
     def check(self):
         """Raises a `ValueError` that states the value, the reason and how to fix it."""
         E, k = self.num_local_experts, self.num_experts_per_tok
-        require_range(self, ["num_local_experts", "num_experts_per_tok", "centroid_size"], 1)
+        require_range(self, ["num_local_experts", "num_experts_per_tok", "centroid_size", "expert_rank"], 1)
         require_range(self, ["router_aux_loss_coef"], 0)
         require_one_of(self, {"routing_policy": ROUTING_POLICIES})
         if k > E:
@@ -144,6 +148,15 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
             raise ValueError(
                 "mlp_bias=True is not supported with router_layers='mlp': Mixtral's experts have no bias. "
                 "Use mlp_bias=False, or router_layers=['gate_proj', 'up_proj', 'down_proj']."
+            )
+        if self.expert_rank is not None and "mlp" not in names:
+            raise ValueError(
+                f"expert_rank={self.expert_rank} is for whole MLPs, but router_layers={names}. Use router_layers='mlp', or "
+                "expert_rank=None."
+            )
+        if self.expert_rank is not None and self.expert_rank > (most := min(self.hidden_size, self.intermediate_size)):
+            raise ValueError(
+                f"expert_rank={self.expert_rank} exceeds that of the matrices, {most}. Use {most} or less."
             )
         if layers is None:
             return

@@ -16,6 +16,7 @@ from .configuration_lexicon import LexiconConfig
 # For from_pretrained and save_pretrained. Dots are escaped and names complete, because saving applies these in reverse:
 # the plain Llama names of layers that are not routed must not match.
 MIXTRAL_EXPERT = r"\.block_sparse_moe\.experts\.*."
+SHARED = r"\.block_sparse_moe\.base\."  # of experts of low rank
 register_checkpoint_conversion_mapping(
     LexiconConfig.model_type,
     [
@@ -26,22 +27,51 @@ register_checkpoint_conversion_mapping(
             [MergeModulelist(dim=0), Concatenate(dim=1)],
         ),
         WeightConverter(MIXTRAL_EXPERT + r"w2\.weight", r"\.mlp\.experts\.down_proj", [MergeModulelist(dim=0)]),
+        WeightConverter(
+            [SHARED + r"w1\.weight", SHARED + r"w3\.weight"], r"\.mlp\.experts\.shared_gate_up", [Concatenate(dim=0)]
+        ),
+        WeightRenaming(SHARED + r"w2\.weight", r"\.mlp\.experts\.shared_down"),
+        WeightConverter(
+            [MIXTRAL_EXPERT + r"w1\.A\.weight", MIXTRAL_EXPERT + r"w3\.A\.weight"],
+            r"\.mlp\.experts\.gate_up_a",
+            [MergeModulelist(dim=0), Concatenate(dim=1)],
+        ),
+        *(
+            WeightConverter(MIXTRAL_EXPERT + part, r"\.mlp\.experts\." + name, [MergeModulelist(dim=0)])
+            for part, name in (
+                (r"w1\.B\.weight", "gate_b"),
+                (r"w3\.B\.weight", "up_b"),
+                (r"w2\.A\.weight", "down_a"),
+                (r"w2\.B\.weight", "down_b"),
+            )
+        ),
         WeightConverter(r"_proj\.experts\.*.weight", r"_proj\.experts\.weight", [MergeModulelist(dim=0)]),
         WeightConverter(r"_proj\.experts\.*.bias", r"_proj\.experts\.bias", [MergeModulelist(dim=0)]),
     ],
     overwrite=True,
 )
 
-MLP_KEY = re.compile(r"(.*)\.block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight")
+MLP_KEY = re.compile(r"(.*)\.block_sparse_moe\.(?:experts\.(\d+)|base)\.(w[123](?:\.[AB])?)\.weight")
 LINEAR_KEY = re.compile(r"(.*_proj\.experts)\.(\d+)\.(weight|bias)")
+# part of an expert on disk -> parameter in memory, and which half of it
+HALVES = {
+    "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("down_proj", None), "w1.A": ("gate_up_a", 0), "w3.A": ("gate_up_a", 1),
+    "w1.B": ("gate_b", None), "w3.B": ("up_b", None), "w2.A": ("down_a", None), "w2.B": ("down_b", None),
+}  # fmt: skip
+SHARED_HALVES = {"w1": ("shared_gate_up", 0), "w3": ("shared_gate_up", 1), "w2": ("shared_down", None)}
 
 
-def parse_expert_key(key: str) -> tuple[str, int, int | None] | None:
-    """A key on disk -> the parameter in memory that it is part of, its expert, and its half (0 or 1) of `gate_up_proj`."""
+def parse_expert_key(key: str) -> tuple[str, int | None, int | None] | None:
+    """A key on disk -> the parameter in memory that it is part of, its expert (`None` if all share it), and its half (0 or 1) of a
+    parameter of two.
+    """
     if match := MLP_KEY.fullmatch(key):
         layer, expert, part = match.groups()
-        name = "down_proj" if part == "w2" else "gate_up_proj"
-        return f"{layer}.mlp.experts.{name}", int(expert), {"w1": 0, "w2": None, "w3": 1}[part]
+        halves = SHARED_HALVES if expert is None else HALVES
+        if part not in halves:
+            return None
+        name, half = halves[part]
+        return f"{layer}.mlp.experts.{name}", None if expert is None else int(expert), half
     if match := LINEAR_KEY.fullmatch(key):
         return f"{match[1]}.{match[3]}", int(match[2]), None
     return None
@@ -58,17 +88,19 @@ def fuse_expert_keys(
     converted, parts = {}, {}
     for key, tensor in state_dict.items():
         target = parse_expert_key(key)
-        if target is None or target[0] not in parameters or target[1] >= len(parameters[target[0]]):
+        if target is None or target[0] not in parameters or (target[1] or 0) >= len(parameters[target[0]]):
             converted[key.replace(".block_sparse_moe.gate.", ".mlp.gate.")] = tensor
         else:
             parts.setdefault(target[0], []).append((key, *target[1:], tensor))
     for name, pieces in parts.items():
         stacked = parameters[name].detach().clone()
-        if strict and len(pieces) < len(stacked) * (2 if pieces[0][2] is not None else 1):
+        _, expert, half, _ = pieces[0]
+        if strict and len(pieces) < (1 if expert is None else len(stacked)) * (1 if half is None else 2):
             converted.update({key: tensor for key, *_, tensor in pieces})
             continue
         for _, expert, half, tensor in pieces:
-            part = stacked[expert] if half is None else stacked[expert].chunk(2)[half]
+            part = stacked if expert is None else stacked[expert]
+            part = part if half is None else part.chunk(2)[half]
             part.copy_(tensor)
         converted[name] = stacked
     return converted

@@ -9,6 +9,8 @@ threads, passes that fail halfway and layers that run again in the backward pass
 their linear layers with x alone; `LexiconMlp` and `LexiconAttention` pass the argument on.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -24,6 +26,7 @@ from transformers.models.llama.modeling_llama import (
 from .cache_lexicon import accepts_both_names
 from .configuration_lexicon import ATTENTION_LINEARS, MLP_LINEARS, LexiconConfig
 from .experts_lexicon import LexiconExperts, LinearExperts, RoutedExperts, RoutingDecision
+from .low_rank_lexicon import LowRankExperts
 from .routing_lexicon import LayerRouting, Routing, at_least_float32, top_k_routing
 from .saving_lexicon import lexperts_tools
 
@@ -40,6 +43,12 @@ class RoutedModule(nn.Module):
         has_gate = self.policy != "domain" or (config.domain_gate and number == 0)
         self.gate = nn.Linear(in_features, config.num_local_experts, bias=False) if has_gate else None
         self.experts = experts
+        self.register_buffer("inactive", None, persistent=False)  # indices of experts that get no tokens
+
+    def gate_logits(self, x: torch.Tensor) -> torch.Tensor:
+        """g = x W_gate, x (..., d) -> (..., E); minus infinity for experts that are not active."""
+        logits = self.gate(x)
+        return logits if self.inactive is None else logits.index_fill(-1, self.inactive, -torch.inf)
 
     def prompt_logits(self, x: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
         """x (B, T, d), prompt (B, T) -> the mean of g over each row's prompt (B, E), in float32 (float64 for float64).
@@ -48,7 +57,7 @@ class RoutedModule(nn.Module):
         """
         prompt = prompt.to(x.device)
         total = at_least_float32(x).masked_fill(~prompt[..., None], 0).sum(1)  # (B, d)
-        return at_least_float32(self.gate((total / prompt.sum(1, keepdim=True)).to(x.dtype)))
+        return at_least_float32(self.gate_logits((total / prompt.sum(1, keepdim=True)).to(x.dtype)))
 
     def decide(self, x: torch.Tensor, prompt: torch.Tensor) -> RoutingDecision:
         """x (B, T, d), prompt (B, T) -> one decision per row."""
@@ -70,7 +79,7 @@ class RoutedModule(nn.Module):
             )
         if self.policy != "token":
             return self.experts(x, routing.decide(self, x))
-        logits = self.gate(x)  # (B, T, E)
+        logits = self.gate_logits(x)  # (B, T, E)
         weights, index = top_k_routing(logits, self.k)
         routing.record(index, None, logits)
         y = self.experts(x.flatten(0, 1), index.flatten(0, 1), weights.flatten(0, 1))
@@ -163,7 +172,8 @@ class LexiconDecoderLayer(LlamaDecoderLayer):
         if of_attention or config.qkv_bias or config.qk_norm:
             self.self_attn = LexiconAttention(config, layer_idx, numbers=of_attention)
         if "mlp" in self.routed_names:
-            self.mlp = RoutedModule(config, numbers["mlp"], config.hidden_size, LexiconExperts(config))
+            experts = LexiconExperts(config) if config.expert_rank is None else LowRankExperts(config)
+            self.mlp = RoutedModule(config, numbers["mlp"], config.hidden_size, experts)
         elif of_mlp:
             self.mlp = LexiconMlp(config, numbers=of_mlp)
         self.attention_is_routed, self.mlp_is_routed = bool(of_attention), len(numbers) > len(of_attention)
@@ -236,6 +246,33 @@ class RoutedModelMixin:
         for module in (*gates, *experts):
             module.requires_grad_(True)
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    def set_active_experts(self, experts: Sequence[str | int] | None) -> None:
+        """Routes to these experts only, until the next call: what the others know is switched off, without touching files.
+
+        Gates give the others no weight, so a token uses as many experts as before, or as are left. Nothing of this is saved:
+        `lexperts merge remove` removes an expert for good.
+
+        Args:
+            experts: names as in `config.expert_names`, or indices; `None` for all experts.
+
+        Raises:
+            ValueError: for an unknown expert, and for no experts.
+        """
+        E, names = self.config.num_local_experts, self.config.expert_names or []
+        chosen = set(range(E))
+        if experts is not None:
+            given = [names.index(expert) if expert in names else expert for expert in experts]
+            unknown = [e for e in given if type(e) is not int or not 0 <= e < E]
+            if unknown or not given:
+                known = f"{', '.join(names)}, or " if names else ""
+                problem = f"{unknown[0]!r} is not an expert" if unknown else "no expert is left"
+                raise ValueError(f"set_active_experts({experts!r}): {problem}. Use {known}indices from 0 to {E - 1}.")
+            chosen = set(given)
+        inactive = sorted(set(range(E)) - chosen)
+        for module in self.routed_modules():
+            device = next(module.experts.parameters()).device
+            module.inactive = torch.tensor(inactive, device=device) if inactive else None
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig`: LoRA (r = 16, alpha = 32) on the attention's linear layers that are not routed, and gates (and a

@@ -27,6 +27,7 @@ from .conversion_lexicon import fuse_expert_keys
 from .experts_lexicon import LexiconExperts, LinearExperts
 from .generation_lexicon import embed, nearest_centroids
 from .layers_lexicon import LexiconDecoderLayer, RoutedModelMixin, last_token_positions
+from .low_rank_lexicon import LowRankExperts
 from .routing_lexicon import attach_to_cache, compute_aux_loss, make_routing, router_loss, with_virtual_tokens
 from .saving_lexicon import SelfContainedCheckpointMixin
 
@@ -88,9 +89,9 @@ class LexiconPreTrainedModel(RoutedModelMixin, SelfContainedCheckpointMixin, Lla
 
     def _init_weights(self, module):
         std = self.config.initializer_range
-        if isinstance(module, LexiconExperts):
-            init.normal_(module.gate_up_proj, mean=0.0, std=std)
-            init.normal_(module.down_proj, mean=0.0, std=std)
+        if isinstance(module, LexiconExperts | LowRankExperts):
+            for weight in module.parameters(recurse=False):
+                init.normal_(weight, mean=0.0, std=std)
         elif isinstance(module, LinearExperts):
             init.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:

@@ -95,6 +95,11 @@ class LayerRouting:
 
     def _domain(self, module, x):
         routing, fixed = self.routing, self.routing.fixed_domain
+        if fixed is not None and module.inactive is not None and torch.isin(fixed.index, module.inactive).any():
+            raise ValueError(
+                f"domain_ids has an expert that is not active, {module.inactive.tolist()}. Choose others, or call "
+                "set_active_experts(None)."
+            )
         if module.gate is None:
             return replace(fixed or self.domain, logits=None)
         if fixed is None:
