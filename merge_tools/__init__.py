@@ -6,6 +6,7 @@ from .clustering.pipeline import cluster
 from .compose import check_and_plan, compose, load_experts
 from .edit import add, export, extract, remove
 from .errors import MergeError
+from .evaluation import evaluate
 from .findings import Finding, Report
 from .fused_experts import split_fused_experts
 from .mixture import inspect
@@ -20,6 +21,6 @@ __version__ = package_version()
 
 __all__ = [
     "ExpertRecipe", "Finding", "MergeError", "Progress", "Recipe", "Report", "Routing", "add", "check",
-    "check_and_plan", "cluster", "compose", "export", "extract", "inspect", "load_experts", "plot", "read_recipe",
+    "check_and_plan", "cluster", "compose", "evaluate", "export", "extract", "inspect", "load_experts", "plot", "read_recipe",
     "remove", "route", "split_fused_experts", "tune", "verify",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from typing import Any
 
 from run_tools.cards import join_card, make_table
 from run_tools.errors import format_size
+from run_tools.pretrained import hub_id
 
 from .places import is_on_hub
 
@@ -42,7 +43,7 @@ def metadata(record: dict[str, Any]) -> dict[str, Any]:
         "pipeline_tag": "text-generation",
         "tags": ["merge", "moe", "lexperts"],
         "license": licences.pop() if len(licences) == 1 else None,
-        "base_model": sorted({source["source"] for source in sources if is_on_hub(record, source["source"])}),
+        "base_model": sorted({hub_id(source["source"]) for source in sources if is_on_hub(record, source["source"])}),
     }
 
 
@@ -73,7 +74,7 @@ def sources(record: dict[str, Any]) -> list[str]:
     origins, tuned = f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}.", record.get("tuned")
     if tuned:
         origins += f" They were tuned for {tuned['steps']} steps with everything else frozen."
-    elif recipe["gate_mode"] != "none":
+    elif recipe["gate_mode"] not in ("none", "ridge"):
         origins += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
     perplexity = tuning_table(tuned["perplexity"]) if tuned and tuned["experts"] == experts else ""
     return ["## Sources", make_table(("expert", "source", "licence", "hash"), rows), origins, perplexity]
@@ -92,9 +93,16 @@ def tuning_table(perplexity: dict[str, dict[str, Any]]) -> str:
 
 
 def routing(record: dict[str, Any]) -> list[str]:
-    """Where the prompts of the recipe are routed; empty if the experts or gates have changed since."""
-    names, prompts = [expert["name"] for expert in record["experts"]], record["gates"].get("prompts")
-    if not prompts or record["gates"]["experts"] != names or "tuned" in record:
+    """Where the prompts of the recipe or held-out tokens are routed; empty if the experts or gates have changed since."""
+    names, made = [expert["name"] for expert in record["experts"]], record["gates"]
+    if made.get("experts") != names or "tuned" in record:
+        return []
+    if "confusion" in made:
+        rows = [(name, *(f"{share:.1%}" for share in row)) for name, row in zip(names, made["confusion"], strict=True)]
+        text = "Share of each expert's held-out tokens that are routed first to each expert, the mean over all routers."
+        return ["## Routing of held-out tokens", text, make_table(("tokens of", *names), rows)]
+    prompts = made.get("prompts")
+    if not prompts:
         return []
     rows = [(row["prompt"], *(f"{share:.2f}" for share in row["shares"])) for row in prompts]
     text = "Share of routers that select each expert for the prompt."

@@ -1,7 +1,8 @@
 """The sources of a merge: dense checkpoints of a supported family, and LoRA adapters on top of one. Opening reads only the headers."""
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -227,3 +228,13 @@ def read_shards(folder: Path, index: Path) -> dict[str, TensorEntry]:
             f"{folder}: the index locates {missing[0]!r} in {weight_map[missing[0]]}, which does not hold it. {remedy}"
         )
     return entries
+
+
+def sampled_digest(entries: Iterable[TensorEntry]) -> str:
+    """SHA-256 of some bytes from the middle of every tensor."""
+    digest = hashlib.sha256()
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        count = min(entry.elements, 1024)
+        start = (entry.elements - count) // 2
+        digest.update(b"".join(read_blocks(entry, count, start, start + count)))
+    return digest.hexdigest()

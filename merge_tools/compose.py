@@ -9,7 +9,8 @@ import numpy as np
 
 from .card import model_card
 from .errors import MergeError
-from .gates import find_equal_rows, make_gates
+from .gate_statistics import statistics_file
+from .gates import make_gates
 from .output_config import code_files, to_json_bytes
 from .plan import Plan
 from .preflight import run_preflight
@@ -35,9 +36,9 @@ def check_and_plan(recipe: Recipe | dict | str | Path, out: str | Path | None = 
     report, plan = run_preflight(recipe, out, **changes)
     report.raise_for_errors()
     assert plan is not None  # there are no errors
-    gates = make_gates(plan.recipe, plan.base)
-    plan.set_gates(gates.values, gates.info)
-    if warning := find_equal_rows(gates, plan.recipe.names):
+    gates = make_gates(plan.recipe, plan.base, plan.experts)
+    plan.set_gates(gates)
+    for warning in gates.warnings:
         plan.report.add("warning", "gates", "gates", warning)
     return plan
 
@@ -84,6 +85,7 @@ def compose(
         write_checkpoint(
             out, plan.tensors, sources, make_files, progress,
             settings=plan.recipe.to_dict(), resume=resume, shard_bytes=shard_bytes, checks=SourceChecks(verify, sha256),
+            beside=statistics_file(plan.gates.statistics),
         )  # fmt: skip
     except NotFiniteError as error:
         name = next(source.name for source in sources if error.file in source.files)

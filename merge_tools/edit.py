@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,24 @@ import numpy as np
 
 from run_tools.errors import expand_user
 
+from .anchors import anchored_gates
 from .averaging import from_float, to_float64
 from .checkpoints import Source, open_source
 from .compatibility import check_shapes, check_with, lexicon_problem
 from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
-from .gate_modes import GATE_MODES, RandomMode
+from .gate_modes import GATE_MODES, AnchorMode, DrawnMode, RandomMode, RidgeMode
+from .gate_statistics import read_statistics, ridge_gates, saved_tensors, statistics_file, statistics_of
 from .gates import drawn_gate, gates_from_texts
+from .layout import RoutedPart
+from .low_rank import energies, expanded_tensor
 from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
 from .output_folder import write_output
+from .output_tensors import OutputTensor, copy_tensor
 from .places import places_beside
-from .plan import OutputTensor, copy_tensor, measure, zero_tensors
+from .plan import Gates, expert_tensors, measure, zero_tensors
 from .preflight import check_adapters
 from .provenance import source_record
 from .recipe import ExpertRecipe, Recipe, all_parts, read_recipe
@@ -33,6 +39,7 @@ from .tokenizers import carried_files
 from .value_checks import check_values
 
 REMOVED_SUFFIX = " (removed)"  # marks an expert that was removed but is still part of the shared weights' mean
+TUNED_REPLACED = "The tuned gates are replaced by gate_mode {mode}. Tune {out} again."
 ExpertSource = int | Source  # an expert of the new mixture: the index of an old one, or a new source
 
 
@@ -76,9 +83,14 @@ def add(
     source = open_source(new.name, new.source_model, old.base_model, fix="Merge it with peft first")
     set_own_paths(old, new, source)
     warnings = check_new_expert(old, source, recipe)
-    rows = new_gate_rows(recipe, old)
-    written = write_with_experts(old, recipe, [*range(len(old.names)), source], rows, Path(out), progress)
-    if "tuned" in old.record and old.gated:
+    gates, tuned = gates_with(recipe, old, source), "tuned" in old.record and old.gated
+    if gates.statistics:
+        old.record.pop("tuned", None)
+    written = write_with_experts(old, recipe, [*range(len(old.names)), source], gates, Path(out), progress)
+    warnings += gates.warnings
+    if tuned and gates.statistics:
+        warnings.append(TUNED_REPLACED.format(mode=recipe.gate_mode, out=out))
+    elif tuned:
         warnings.append(
             f"The gates were tuned without {new.name}, whose row is not trained. Tune them again: lexperts merge tune {out} TUNED "
             f"--domain {new.name}=FILE and one --domain for each other expert."
@@ -125,7 +137,7 @@ def composed_again(old: Mixture, recipe: Recipe, out: str | Path, progress: Prog
         old.find_source("base", old.record["base"]["source"])
     written = compose(recipe, out, progress=progress)
     if "tuned" in old.record:
-        written["warnings"].append(f"The tuned gates are replaced by gate_mode {recipe.gate_mode}. Tune {out} again.")
+        written["warnings"].append(TUNED_REPLACED.format(mode=recipe.gate_mode, out=out))
     return written
 
 
@@ -148,14 +160,31 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
     return [f"{finding.subject}: {finding.message}" for finding in report.warnings]
 
 
-def new_gate_rows(recipe: Recipe, old: Mixture) -> dict[str, np.ndarray]:
-    """Name of a gate -> its row for the last expert of the recipe, equal to that of a new compose."""
-    if not GATE_MODES[recipe.gate_mode].texts:
-        return {part.gate: drawn_gate(recipe, part, old.shape, [old.next_row])[0] for part in old.gated}
+def gates_with(recipe: Recipe, old: Mixture, source: Source) -> Gates:
+    """The gates with a row for the last expert of the recipe, equal to those of a new compose."""
+    mode, new = GATE_MODES[recipe.gate_mode], recipe.experts[-1:]
     if not old.gated:
-        return {}
-    gates = gates_from_texts(recipe, old.open_base(), old.gated, recipe.experts[-1:]).values
-    return {name: values[0] for name, values in gates.items()}
+        return Gates()
+    if isinstance(mode, RidgeMode):
+        known = read_statistics(old.folder, old.record["gates"])
+        return ridge_gates(old.gated, [*known, *statistics_of(recipe, old.open_base(), old.gated, new, [source])])
+    if isinstance(mode, DrawnMode):
+        rows = {part.gate: drawn_gate(recipe, part, old.shape, [old.next_row]) for part in old.gated}
+    elif isinstance(mode, AnchorMode):
+        rows = anchored_gates(old.gated, old.open_base(), [source], [source.name]).values
+    else:
+        rows = gates_from_texts(recipe, old.open_base(), old.gated, new).values
+    return Gates({gate: np.concatenate([old.gates()[gate], row]) for gate, row in rows.items()})
+
+
+def gates_without(old: Mixture, kept: Sequence[int]) -> Gates:
+    """The gates of some of the experts: their rows; rows of ridge regression, unless they were tuned, as if there were no others."""
+    rows = {gate: values[list(kept)] for gate, values in old.gates().items()}
+    if isinstance(GATE_MODES[old.recipe.gate_mode], RidgeMode) and old.gated:
+        known = read_statistics(old.folder, old.record["gates"])
+        gates = ridge_gates(old.gated, [known[e] for e in kept])
+        return replace(gates, values=rows) if "tuned" in old.record else gates
+    return Gates(rows)
 
 
 def remove(
@@ -196,20 +225,22 @@ def remove(
     recipe = read_recipe({**options, "experts": [options["experts"][i] for i in kept]})
     if recompose:
         return composed_again(old, recipe, out, progress)
-    return write_with_experts(old, recipe, kept, {}, Path(out), progress)
+    return write_with_experts(old, recipe, kept, gates_without(old, kept), Path(out), progress)
 
 
 def write_with_experts(
     old: Mixture,
     recipe: Recipe,
     experts: Sequence[ExpertSource],
-    rows: dict[str, np.ndarray],
+    gates: Gates,
     out: Path,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Writes the mixture with other experts; `rows` are appended to the gates."""
-    tensors = plan_with_experts(old, experts, rows)
+    """Writes the mixture with other experts and their gates."""
+    tensors = plan_with_experts(old, experts, gates.values)
     record = deepcopy(old.record) | {"recipe": recipe.to_dict()}
+    if gates.statistics:
+        record["gates"] = gates.info
     averaged = [n if n in recipe.names or n.endswith(REMOVED_SUFFIX) else n + REMOVED_SUFFIX for n in old.shared_from]
     if recipe.average == "base" and "vocab" not in recipe.allow:
         averaged = recipe.names  # no shared weight is computed from the experts
@@ -230,45 +261,57 @@ def write_with_experts(
         record["experts"] = [
             old.record["experts"][e] if isinstance(e, int) else source_record(e, scans) for e in experts
         ]
+        if recipe.rank:
+            known, found = old.record.get("energies"), energies(tensors, len(experts))
+            record["energies"] = [known[e] if known and isinstance(e, int) else found[i] for i, e in enumerate(experts)]
         return edited_files(old, record, recipe, tensors, out)
 
     new = [expert for expert in experts if isinstance(expert, Source)]
-    return write_output(out, tensors, [old.source, *new], progress, make_files)
+    return write_output(out, tensors, [old.source, *new], progress, make_files, statistics_file(gates.statistics))
 
 
 def plan_with_experts(
-    old: Mixture, experts: Sequence[ExpertSource], rows: dict[str, np.ndarray], recipe: Recipe | None = None
+    old: Mixture, experts: Sequence[ExpertSource], gates: Mapping[str, np.ndarray], recipe: Recipe | None = None
 ) -> list[OutputTensor]:
-    """The tensors of a mixture with other experts; all but the gates are copied. `recipe`: with the names of its format."""
-    tensors, gated = [], old.gated
-    parts = dict(zip(old.parts, all_parts(recipe or old.recipe, old.shape), strict=True))
-    zeros = {name: part for part in old.parts for name in part.zero_tensors(old.shape)}
+    """The tensors of a mixture with other experts and `gates`; the others are copied. `recipe`: with the names of its format."""
+    tensors, gated, shape = [], old.gated, old.shape
+    parts = dict(zip(old.parts, all_parts(recipe or old.recipe, shape), strict=True))
+    beside = {name: part for part in old.parts for name in (*part.zero_tensors(shape), *part.base_tensors())}
     for item in old.layout():
         if isinstance(item, str):
-            if item not in zeros or parts[zeros[item]].zero_tensors(old.shape):
+            if item not in beside or item in (
+                *parts[beside[item]].zero_tensors(shape),
+                *parts[beside[item]].base_tensors(),
+            ):
                 tensors.append(copy_tensor(item, item, old.source.entry(item).dtype, old.source))
             continue
         new = parts[item]
         if item in gated:
-            dtype, values = (
-                old.source.entry(item.gate).dtype,
-                old.gate(item)[[e for e in experts if isinstance(e, int)]],
-            )
-            if item.gate in rows:
-                values = np.concatenate([values, from_float(rows[item.gate], dtype)[None]])
-            tensors.append(OutputTensor(new.gate, dtype, values.shape, values=np.ascontiguousarray(values)))
+            dtype = old.source.entry(item.gate).dtype
+            values = from_float(gates[item.gate], dtype)
+            tensors.append(OutputTensor(new.gate, dtype, values.shape, values=values))
+        dtype = old.source.entry(item.expert(0, item.expert_tensors(shape)[0][1])).dtype
         for index, expert in enumerate(experts):
-            names = zip(item.expert_tensors(old.shape), new.expert_tensors(old.shape), strict=True)
-            for (dense, suffix), (_, stored) in names:
-                dtype = old.source.entry(item.expert(0, suffix)).dtype
-                if isinstance(expert, int):
-                    source, tensor = old.source, item.expert(expert, suffix)
-                else:
-                    source, tensor = expert, dense
-                tensors.append(copy_tensor(new.expert(index, stored), tensor, dtype, source))
-        if not item.zero_tensors(old.shape):
-            tensors += zero_tensors(new, old.shape, tensors[-1].dtype)
+            if isinstance(expert, int):
+                tensors += kept_expert(old, item, expert, new, index)
+            else:
+                base = old.open_base() if new.rank else expert
+                tensors += expert_tensors(new, index, shape, dtype, base, expert)
+        if not item.zero_tensors(shape):
+            tensors += zero_tensors(new, shape, dtype)
     return tensors
+
+
+def kept_expert(old: Mixture, item: RoutedPart, expert: int, new: RoutedPart, index: int) -> list[OutputTensor]:
+    """The tensors of an expert of a mixture at a router, as the expert `index` of a new mixture; in full if that has no low rank."""
+    if item.rank and not new.rank:
+        return [
+            expanded_tensor(new.expert(index, suffix), dense, item, expert, old.source, old.shape)
+            for dense, suffix in new.expert_tensors(old.shape)
+        ]
+    names = zip(item.expert_tensors(old.shape), new.expert_tensors(old.shape), strict=True)
+    pairs = [(new.expert(index, suffix), item.expert(expert, stored)) for (_, stored), (_, suffix) in names]
+    return [copy_tensor(name, tensor, old.source.entry(tensor).dtype, old.source) for name, tensor in pairs]
 
 
 def edited_files(
@@ -304,12 +347,24 @@ def extract(
     """
     old = Mixture.open(mixture, sources)
     index = old.index_of(expert)
-    stored = {dense: p.expert(index, suffix) for p in old.parts for dense, suffix in p.expert_tensors(old.shape)}
-    names = {name: stored.get(name, name) for name in old.shape.tensors()}
-    tensors = [copy_tensor(name, own, old.source.entry(own).dtype, old.source) for name, own in names.items()]
+    routed = {dense: part for part in old.parts for dense, _ in part.expert_tensors(old.shape)}
+    tensors = [
+        dense_tensor(old, name, routed[name], index)
+        if name in routed
+        else copy_tensor(name, name, old.source.entry(name).dtype, old.source)
+        for name in old.shape.tensors()
+    ]
     files = carried_files(old.folder) | {"config.json": to_json_bytes(dense_config(old.config, old.family))}
     written = write_output(Path(out), tensors, [old.source], progress, lambda scans: files)
-    return {**written, "expert": expert, "shared": compare_shared(old, index, set(stored))}
+    return {**written, "expert": expert, "shared": compare_shared(old, index, set(routed))}
+
+
+def dense_tensor(old: Mixture, name: str, part: RoutedPart, expert: int) -> OutputTensor:
+    """A tensor of an expert under its name in a dense model."""
+    if part.rank:
+        return expanded_tensor(name, name, part, expert, old.source, old.shape)
+    stored = part.expert(expert, dict(part.expert_tensors(old.shape))[name])
+    return copy_tensor(name, stored, old.source.entry(stored).dtype, old.source)
 
 
 def compare_shared(old: Mixture, index: int, routed: set[str]) -> dict[str, Any]:
@@ -361,14 +416,17 @@ def export(
     stock = old.shape.mixture.model_type
     if format not in (stock, "lexicon"):
         raise MergeError(f"Invalid format: {format!r:.60}. Use {stock}, lexicon or gguf.")
-    recipe = read_recipe({**old.recipe.to_dict(), "format": format})
+    recipe = read_recipe({**old.recipe.to_dict(), "format": format} | ({"rank": None} if format == stock else {}))
     biases = old.shape.attention_bias and not old.shape.mixture.attention_biases
     if format == stock and (biases or "domain_centroids" in old.source):
         feature = "attention biases" if biases else "centroids"
         raise MergeError(f"{old.folder} has {feature}, which a {stock} does not support. Use --format lexicon.")
     if format == "lexicon" and (reason := lexicon_problem(old.family, old.config)):
         raise MergeError(f"{old.folder} cannot be written as lexicon: {reason}")
-    tensors = plan_with_experts(old, list(range(len(old.names))), {}, recipe)
+    tensors = plan_with_experts(old, list(range(len(old.names))), old.gates(), recipe)
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
+    if not recipe.rank:
+        record.pop("energies", None)
     files = edited_files(old, record, recipe, tensors, Path(out))
-    return write_output(Path(out), tensors, [old.source], progress, lambda scans: files)
+    beside = statistics_file(saved_tensors(old.folder, old.record["gates"]))
+    return write_output(Path(out), tensors, [old.source], progress, lambda scans: files, beside)

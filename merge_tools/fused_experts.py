@@ -11,7 +11,7 @@ from .families import MIXTURES, MixtureClass
 from .layout import rope_config_v4_and_v5
 from .output_config import to_json_bytes
 from .output_folder import write_output
-from .plan import OutputTensor, copy_tensor
+from .output_tensors import OutputTensor, copy_tensor
 from .shard_writer import Progress
 from .slices import Slice
 from .tokenizers import carried_files

@@ -67,13 +67,22 @@ class OrthogonalMode(RandomMode):
         return drawn[experts]
 
 
+class AnchorMode(GateMode):
+    """The rows that each expert has learned beside a frozen copy of the base, see `anchors`."""
+
+
 class TextMode(GateMode):
     """A mode that computes rows from the base model's states on each expert's texts, without padding.
 
     Attributes:
         state: which states: "router" (the input of the routed module), "layer" (the input of its layer) or "embedding".
         like_mergekit: whether values are those of mergekit-moe, which gives each text the first special token only.
+        max_samples: the number of an expert's `samples` that are used.
+        enough_tokens: the number of tokens per dimension from which an expert has enough; 0 for all of its texts.
     """
+
+    max_samples = 256
+    enough_tokens = 0
 
     def __init__(
         self, name: str, state: str, texts: str = "positive_prompts", statistics: type["MeanDifference"] | None = None
@@ -128,6 +137,13 @@ class TokenMean(MeanDifference):
     weigh_by_tokens = True
 
 
+class RidgeMode(TextMode):
+    """Ridge regression of each token's expert on the router's inputs, see `ridge`; its statistics are saved, see `gate_statistics`."""
+
+    max_samples = 4096
+    enough_tokens = 8
+
+
 class LastToken(MeanDifference):
     """The states of the last tokens; rows have length 1, as in mergekit-moe."""
 
@@ -164,6 +180,8 @@ GATE_MODES: dict[str, GateMode] = {
         TextMode("cheap_embed", "embedding", statistics=EmbeddingSum),
         TextMode("router_input", "router"),
         TextMode("centroid", "router", "samples", TokenMean),
+        RidgeMode("ridge", "router", "samples"),
+        AnchorMode("anchor"),
         DrawnMode("none"),
     )
 }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -11,7 +12,7 @@ from .errors import MergeError
 
 GATE = ".gate.weight"
 IGNORED = -100  # label of a token without a loss
-EVAL_BATCH = 16  # windows per forward pass
+EVAL_TOKENS = 4096  # of a forward pass, with padding
 Windows = list[list[int]]  # token ids of pieces of text
 
 
@@ -67,19 +68,24 @@ def pad(windows: Windows, device) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
+def nats_of_windows(model: PreTrainedModel, windows: Windows) -> np.ndarray:
+    """(N,): the summed negative log-likelihood of all tokens of each window but the first."""
+    model.eval()
+    nats = np.zeros(len(windows))
+    order = sorted(range(len(windows)), key=lambda i: -len(windows[i]))
+    while order:
+        count = max(EVAL_TOKENS // len(windows[order[0]]), 1)
+        chosen, order = order[:count], order[count:]
+        batch = pad([windows[i] for i in chosen], model.device)
+        labels = batch.pop("labels")[:, 1:]
+        for i, logits, row in zip(chosen, model(**batch, use_cache=False).logits[:, :-1], labels, strict=True):
+            nats[i] = nn.functional.cross_entropy(logits.float(), row, reduction="sum", ignore_index=IGNORED).item()
+    return nats
+
+
 def nats_and_tokens(model: PreTrainedModel, windows: Windows) -> tuple[float, int]:
     """The summed negative log-likelihood of all tokens but the first of each window, and their number."""
-    model.eval()
-    nats, tokens = 0.0, 0
-    order = sorted(windows, key=len)
-    for start in range(0, len(order), EVAL_BATCH):
-        batch = pad(order[start : start + EVAL_BATCH], model.device)
-        labels = batch.pop("labels")[:, 1:]
-        logits = model(**batch, use_cache=False).logits[:, :-1]
-        real = labels != IGNORED
-        nats += nn.functional.cross_entropy(logits[real].float(), labels[real], reduction="sum").item()
-        tokens += int(real.sum())
-    return nats, tokens
+    return float(nats_of_windows(model, windows).sum()), sum(len(window) - 1 for window in windows)
 
 
 def endless(windows: Windows, generator: torch.Generator) -> Iterator[list[int]]:

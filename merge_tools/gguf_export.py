@@ -119,7 +119,7 @@ def check_source(source: Source) -> tuple[Shape, MixtureClass]:
     if kind is None or not kind.gguf:
         raise MergeError(
             f"{source.folder} has model_type {model_type!r:.60}, which llama.cpp does not have. It reads mixtures of these "
-            f"types: {able}."
+            f"types: {able}. For a lexicon mixture: export it with --format mixtral first."
         )
     if errors := find_value_errors(config):
         raise MergeError(f"{source.folder}/config.json: {errors[0]}. Copy or compose the mixture again.")

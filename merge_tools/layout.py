@@ -114,6 +114,7 @@ class RoutedPart:
     layer: int
     part: str  # "mlp" or the name of a linear layer
     mixture: MixtureClass = MIXTURES["mixtral"]
+    rank: int = 0  # of the experts' differences from the base; 0 if each expert is stored whole
 
     @property
     def module(self) -> str:
@@ -132,11 +133,25 @@ class RoutedPart:
         return f"{self.prefix}.gate.weight"
 
     def expert_tensors(self, shape: Shape) -> list[tuple[str, str]]:
-        """`[(name in a dense model, suffix after "experts.N." in the mixture)]`."""
+        """`[(name in a dense model, suffix after "experts.N." in the mixture)]`; two suffixes, of factors, for experts of low rank."""
+        if self.part == "mlp" and self.rank:
+            names = self.mixture.names.items()
+            return [
+                (f"{self.module}.{name}.weight", f"{short}.{half}.weight") for name, short in names for half in "AB"
+            ]
         if self.part == "mlp":
             return [(f"{self.module}.{name}.weight", f"{short}.weight") for name, short in self.mixture.names.items()]
         suffixes = ("weight", "bias")[: 1 + shape.has_bias(self.part)]
         return [(f"{self.module}.{suffix}", suffix) for suffix in suffixes]
+
+    def base_tensors(self) -> dict[str, str]:
+        """Name in the mixture -> name in a dense model, of the base's MLP that experts of low rank share."""
+        names = self.mixture.names.items() if self.rank else ()
+        return {f"{self.prefix}.base.{short}.weight": f"{self.module}.{name}.weight" for name, short in names}
+
+    def factor_size(self, half: str, size: tuple[int, ...]) -> tuple[int, int]:
+        """The shape of the factor A or B of a matrix of this size."""
+        return (self.rank, size[1]) if half == "A" else (size[0], self.rank)
 
     def zero_tensors(self, shape: Shape) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the tensors of the shared expert, all zero, if the class of the mixture has one."""
@@ -159,7 +174,11 @@ class RoutedPart:
 
 
 def routed_parts(
-    layers: int, router_layers: list[str], index: list[int] | None, mixture: MixtureClass = MIXTURES["mixtral"]
+    layers: int,
+    router_layers: list[str],
+    index: list[int] | None,
+    mixture: MixtureClass = MIXTURES["mixtral"],
+    rank: int = 0,
 ) -> list[RoutedPart]:
     """All routers in the order of a forward pass.
 
@@ -170,7 +189,7 @@ def routed_parts(
     for layer in chosen:
         if not isinstance(layer, int) or not 0 <= layer < layers:
             raise MergeError(f"router_layers_index contains {layer!r}; the experts have layers 0 to {layers - 1}.")
-    return [RoutedPart(layer, part, mixture) for layer in chosen for part in order]
+    return [RoutedPart(layer, part, mixture, rank) for layer in chosen for part in order]
 
 
 def mixture_layout(shape: Shape, parts: list[RoutedPart]) -> list[str | RoutedPart]:

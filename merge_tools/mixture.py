@@ -11,7 +11,7 @@ import numpy as np
 from run_tools.errors import did_you_mean, expand_user, one_line
 
 from .averages import AVERAGES
-from .averaging import to_float32
+from .averaging import to_float64
 from .checkpoints import Source, open_checkpoint, open_source
 from .config_checks import find_value_errors
 from .errors import MergeError
@@ -91,7 +91,7 @@ class Mixture:
         centroids = ["domain_centroids"] * ("domain_centroids" in self.source)
         items: list[str | RoutedPart] = []
         for item in mixture_layout(self.shape, self.parts):
-            items += [item] if isinstance(item, str) else [item, *item.zero_tensors(self.shape)]
+            items += [item] if isinstance(item, str) else [item, *item.base_tensors(), *item.zero_tensors(self.shape)]
         return items + centroids
 
     def tensor_names(self) -> list[str]:
@@ -109,10 +109,10 @@ class Mixture:
             raise MergeError(f"{self.folder} has no expert {name!r}. Its experts: {', '.join(self.names)}.")
         return self.names.index(name)
 
-    def gate(self, part: RoutedPart) -> np.ndarray:
-        """The raw elements `(E, d)` of a gate."""
-        entry = self.source.entry(part.gate)
-        return read_all(entry).reshape(entry.shape)
+    def gates(self) -> dict[str, np.ndarray]:
+        """The gates by name, `(E, d)`, float64."""
+        entries = [self.source.entry(part.gate) for part in self.gated]
+        return {entry.name: to_float64(read_all(entry), entry.dtype).reshape(entry.shape) for entry in entries}
 
     def open_base(self) -> Source:
         """Opens the base model that the mixture was made with."""
@@ -221,17 +221,19 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "parameters": total,
         "active_parameters": active_parameters(recipe, total, in_experts),
         "parameters_per_expert": in_experts // count,
+        "rank": recipe.rank,
+        "energies": mixture.record.get("energies"),
         "bytes": sum(entry.nbytes for entry in entries.values()),
         "experts": mixture.record["experts"],
         "base": mixture.record["base"],
         "gate_mode": recipe.gate_mode,
-        "gates": [gate_statistics(mixture, part) for part in mixture.gated],
+        "confusion": None if "tuned" in mixture.record else mixture.record["gates"].get("confusion"),
+        "gates": [describe_gate(part, mixture.gates()[part.gate]) for part in mixture.gated],
     }
 
 
-def gate_statistics(mixture: Mixture, part: RoutedPart) -> dict[str, Any]:
+def describe_gate(part: RoutedPart, gate: np.ndarray) -> dict[str, Any]:
     """The condition number of a gate (large if two rows are nearly parallel) and the norms of its rows."""
-    gate = to_float32(mixture.gate(part), mixture.source.entry(part.gate).dtype).astype(np.float64)
     singular = np.linalg.svd(gate, compute_uv=False)
     condition = float(singular[0] / singular[-1]) if singular[-1] > 0 else float("inf")
     norms = np.linalg.norm(gate, axis=1)

@@ -92,6 +92,7 @@ def mixture_config(
         "attention_bias": shape.attention_bias,
         "mlp_bias": shape.mlp_bias,
         **(shape.family.lexicon or {}),
+        **({"expert_rank": recipe.rank} if recipe.rank else {}),
         "router_layers": recipe.router_layers,
         "router_layers_index": recipe.router_layers_index,
         "routing_policy": recipe.routing_policy,

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from run_tools.errors import expand_user, format_size, is_encodable, short_reaso
 from .checkpoints import Source
 from .errors import MergeError
 from .findings import Report
-from .plan import OutputTensor
+from .output_tensors import OutputTensor
 from .shard_writer import COMMAND, Progress, write_checkpoint
 from .staging import open_claim, partial_folder
 from .value_checks import check_float16
@@ -26,14 +26,18 @@ def write_output(
     sources: list[Source],
     progress: Progress | None,
     make_files: Callable[[dict], dict[str, bytes]],
+    beside: Mapping[str, list[OutputTensor]] | None = None,
 ) -> dict[str, Any]:
-    """Checks the output path and the values, writes the tensors, and then the files that `make_files` builds from the scan results."""
-    report, nbytes = Report(), sum(tensor.nbytes for tensor in tensors)
+    """Checks the output path and the values, writes the tensors, those of other files `beside` them, and then the files that
+    `make_files` builds from the scan results.
+    """
+    report = Report()
+    nbytes = sum(tensor.nbytes for group in (tensors, *(beside or {}).values()) for tensor in group)
     check_output_path(report, out, sources)
     check_disk(report, out, nbytes)
     check_float16(report, tensors)
     report.raise_for_errors()
-    write_checkpoint(out, tensors, sources, make_files, progress)
+    write_checkpoint(out, tensors, sources, make_files, progress, beside=beside)
     return {"out": str(out), "tensors": len(tensors), "bytes": nbytes}
 
 

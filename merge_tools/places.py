@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from run_tools.errors import closest, expand_user, join_names
+from run_tools.pretrained import PACKAGED, unpacked
 
 from .errors import MergeError
 
@@ -41,7 +42,7 @@ def resolve(path: str, root: Path | None) -> str:
 
 
 def locate(origin: str, revision: str | None = None) -> Path:
-    """The folder of a source: the folder itself, or the downloaded snapshot of a Hub repository.
+    """The folder of a source: the folder itself, that of a packaged model, or the downloaded snapshot of a Hub repository.
 
     Raises:
         MergeError: if neither the folder nor the model on the Hub exists.
@@ -49,6 +50,8 @@ def locate(origin: str, revision: str | None = None) -> Path:
     path = expand_user(origin)
     if os.path.isdir(path):
         return path
+    if origin in PACKAGED:
+        return unpacked(origin)
     if os.path.isfile(path):
         raise MergeError(f"{origin!r} is a file. Give the folder with config.json and the weights.")
     if form := describe_mergekit_form(origin):
@@ -61,7 +64,9 @@ def locate(origin: str, revision: str | None = None) -> Path:
 
 
 def download(model: str, revision: str | None = None) -> Path:
-    """The snapshot of a Hub repository, whatever folders of the working directory are called."""
+    """The snapshot of a Hub repository or a packaged model, whatever folders of the working directory are called."""
+    if model in PACKAGED:
+        return unpacked(model)
     from huggingface_hub import constants, snapshot_download
 
     try:
@@ -197,5 +202,7 @@ def places_beside(
 
 
 def is_on_hub(record: Mapping[str, Any], origin: str) -> bool:
-    """Whether a source of a record is a model of the Hub."""
+    """Whether a source of a record is a model of the Hub, or made from one and packaged."""
+    if origin in PACKAGED and origin not in record.get("beside", {}):
+        return True
     return not is_local_path(origin) and origin.count("/") == 1 and origin not in record.get("beside", {})

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,71 +17,34 @@ from .checkpoints import Source
 from .errors import MergeError
 from .findings import Report
 from .layout import RoutedPart, Shape, mixture_layout
+from .low_rank import energies, factor_tensors
 from .output_config import mixture_config, output_format
+from .output_tensors import OutputTensor, copy_tensor, zeros
 from .places import places_beside
 from .provenance import source_record
 from .recipe import Recipe, all_parts, gated_parts
 from .slices import MEAN, Slice
 from .source_scan import ScanResult
-from .tensor_files import DTYPE_BYTES, FLOATS, TORCH_NAMES, TensorEntry, has_nonfinite, read_all, read_header
+from .tensor_files import FLOATS, TORCH_NAMES, has_nonfinite, read_all, read_header
 from .tokenizers import named_source
 from .vocabulary_rows import VOCABULARY_TENSORS, VocabularyRows, vocabulary_rows
 
 
-@dataclass(frozen=True)
-class OutputTensor:
-    """A tensor of the output: slices of tensors of the sources, or the raw elements `values`."""
+@dataclass
+class Gates:
+    """The first values of gates.
 
-    name: str
-    dtype: str  # safetensors' name
-    shape: tuple[int, ...]
-    slices: tuple[Slice, ...] = ()
-    values: np.ndarray | None = None
+    Attributes:
+        values: name of a gate -> `(E, d)`, float32.
+        info: how they were made, for the merge record.
+        statistics: what is saved beside the mixture to compute them again.
+        warnings: what the user should know.
+    """
 
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.elements * DTYPE_BYTES[self.dtype]
-
-    @property
-    def copy_source(self) -> TensorEntry | None:
-        """The stored tensor that can be copied byte by byte, or None if the tensor has to be computed."""
-        if len(self.slices) != 1 or len(self.slices[0].sources) != 1 or self.slices[0].base:
-            return None
-        (part,) = self.slices
-        entry = part.sources[0].entry(part.tensor)
-        same = entry.dtype == self.dtype and entry.nbytes == self.nbytes
-        return entry if same and part.sources[0].is_verbatim(part.tensor) else None
-
-    def entries(self) -> list[TensorEntry]:
-        """The stored tensors that it is computed from."""
-        return [entry for part in self.slices for entry in part.entries()]
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yields the raw elements in blocks."""
-        if self.values is not None:
-            yield self.values.reshape(-1)
-        for part in self.slices:
-            yield from part.average.blocks(part, self.dtype)
-
-    @property
-    def overflow(self) -> str:
-        """The message if its values exceed the range of its dtype."""
-        if self.dtype != "F16" and any(part.average.density is not None for part in self.slices):
-            return f"{self.name!r} overflows {TORCH_NAMES[self.dtype]}. Use a larger density."
-        return overflow_message(self.name, self.dtype)
-
-
-def overflow_message(name: str, dtype: str) -> str:
-    """The message for a tensor whose values exceed the range of the output's dtype."""
-    largest = {"F16": "float16's maximum of 65,504", "BF16": "bfloat16's maximum of 3.39e38"}
-    remedy = "Use dtype: bfloat16 or float32." if dtype == "F16" else "Its expert is broken. Use an earlier checkpoint."
-    return f"{name!r} has values above {largest.get(dtype, f'the maximum of {TORCH_NAMES[dtype]}')}. {remedy}"
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+    statistics: list[OutputTensor] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -96,11 +58,11 @@ class Plan:
     tensors: list[OutputTensor]
     config: dict[str, Any]
     report: Report = field(default_factory=Report)
-    gates: dict[str, Any] = field(default_factory=dict)  # how they were made, for the record
+    gates: Gates = field(default_factory=Gates)
 
-    def set_gates(self, values: Mapping[str, np.ndarray], info: dict[str, Any]) -> None:
-        """Sets the values of gates by name, `(E, d)`, float32, and how they were made."""
-        self.gates = info
+    def set_gates(self, gates: Gates) -> None:
+        """Sets the values of gates."""
+        self.gates, values = gates, gates.values
         self.tensors = [
             replace(t, values=from_float(values[t.name], t.dtype)) if t.name in values else t for t in self.tensors
         ]
@@ -117,15 +79,17 @@ class Plan:
 
     def record(self, scans: dict[Path, ScanResult], out: Path) -> dict[str, Any]:
         """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
-        record = {
+        record: dict[str, Any] = {
             "made_by": f"lexperts {package_version()}",
             "family": self.base.shape.family.model_type,
             "format": self.format,
             "recipe": self.recipe.to_dict(),
             "base": source_record(self.base, scans),
             "experts": [source_record(expert, scans) for expert in self.experts],
-            "gates": self.gates,
+            "gates": self.gates.info,
         }
+        if self.recipe.rank:
+            record["energies"] = energies(self.tensors, len(self.experts))
         return record | {"beside": places_beside(record, out)}
 
 
@@ -169,26 +133,26 @@ def plan_tensors(
         if item in with_gate:
             tensors.append(zeros(item.gate, dtype, (len(experts), item.input_size(shape))))
         for index, expert in enumerate(experts):
-            for dense, suffix in item.expert_tensors(shape):
-                tensors.append(copy_tensor(item.expert(index, suffix), dense, dtype, expert))
+            tensors += expert_tensors(item, index, shape, dtype, base, expert)
+        tensors += [copy_tensor(name, dense, dtype, base) for name, dense in item.base_tensors().items()]
         tensors += zero_tensors(item, shape, dtype)
     return tensors
 
 
-def zeros(name: str, dtype: str, shape: tuple[int, ...]) -> OutputTensor:
-    """A tensor of zeros."""
-    return OutputTensor(name, dtype, shape, values=np.zeros(shape, f"<u{DTYPE_BYTES[dtype]}"))
+def expert_tensors(
+    part: RoutedPart, index: int, shape: Shape, dtype: str, base: Source, expert: Source
+) -> list[OutputTensor]:
+    """The tensors of an expert at a router, as its expert of this index."""
+    if part.rank:
+        return factor_tensors(part, index, shape, dtype, base, expert)
+    return [
+        copy_tensor(part.expert(index, suffix), dense, dtype, expert) for dense, suffix in part.expert_tensors(shape)
+    ]
 
 
 def zero_tensors(part: RoutedPart, shape: Shape, dtype: str) -> list[OutputTensor]:
     """The tensors of the shared expert of a routed part, all zero, if its class has one."""
     return [zeros(name, dtype, size) for name, size in part.zero_tensors(shape).items()]
-
-
-def copy_tensor(name: str, tensor: str, dtype: str, source: Source) -> OutputTensor:
-    """A tensor of one source under another name."""
-    entry = source.entry(tensor)
-    return OutputTensor(name, dtype, entry.shape, (Slice(tensor, (source,), (1.0,), 0, entry.elements),))
 
 
 def read_centroids(recipe: Recipe) -> np.ndarray | None:

@@ -1,6 +1,5 @@
 """The preflight: finds everything that would spoil a merge, all at once, before the first byte is written, and plans the mixture."""
 
-import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,21 +9,23 @@ import numpy as np
 
 from run_tools.errors import expand_user, format_size, short_reason
 
+from .anchors import open_anchor
 from .averages import AVERAGES
-from .checkpoints import Source, open_source
+from .checkpoints import Source, open_source, sampled_digest
 from .compatibility import check_shapes, check_with, lexicon_problem
 from .config_checks import find_opening_errors, is_plain
 from .errors import MergeError
 from .families import ATTENTION, MLP
 from .findings import Report, count_more
-from .gate_modes import GATE_MODES
-from .gates import texts_of, tokenize
+from .gate_modes import GATE_MODES, AnchorMode, RidgeMode, TextMode
+from .gate_texts import encode_texts, texts_of
+from .gates import make_gates
 from .layout import rope_parameters
+from .low_rank import check_rank, rank_for
 from .output_config import output_format, special_ids
 from .output_folder import check_disk, check_output_path
 from .plan import Plan, make_plan, read_centroids
-from .recipe import Recipe, read_recipe
-from .tensor_files import TensorEntry, read_blocks
+from .recipe import Recipe, all_parts, read_recipe
 from .tokenizer_checks import check_tokenizers
 from .tokenizers import named_source
 from .value_checks import check_float16, check_values
@@ -44,7 +45,29 @@ def check(
     Returns:
         All findings, including errors. `report.raise_for_errors()` raises them as one exception.
     """
-    return run_preflight(recipe, out, deep=deep, thorough=True, **changes)[0]
+    report, plan = run_preflight(recipe, out, deep=deep, thorough=True, **changes)
+    if plan and isinstance(GATE_MODES[plan.recipe.gate_mode], RidgeMode):
+        check_routing(report, plan)
+    return report
+
+
+def check_routing(report: Report, plan: Plan) -> None:
+    """Says for each expert where gates of ridge regression route its held-out tokens."""
+    try:
+        gates = make_gates(plan.recipe, plan.base, plan.experts)
+    except MergeError as error:
+        report.add("error", "gates", "gates", str(error))
+        return
+    for warning in gates.warnings:
+        report.add("warning", "gates", "gates", warning)
+    names = plan.recipe.names
+    for name, shares in zip(names, gates.info["confusion"], strict=True):
+        own, others = names.index(name), sorted(range(len(names)), key=lambda e: -shares[e])
+        elsewhere = ", ".join(f"{shares[e]:.1%} to {names[e]}" for e in others if e != own and shares[e] > 0)
+        text = f"{shares[own]:.1%} of its held-out tokens are routed to it first" + (
+            f", {elsewhere}" if elsewhere else ""
+        )
+        report.add("ok" if shares[own] == max(shares) else "warning", "gates", name, text)
 
 
 def run_preflight(
@@ -77,10 +100,13 @@ def run_preflight(
     check_adapters(report, recipe, base, experts)
     if base is not None and any(source.checkpoint is base.checkpoint for source in usable):
         check_format(report, recipe, base)
-        check_gates(report, recipe, base)
+        check_gates(report, recipe, base, experts)
     centroids = check_centroids(report, recipe)
     plan = None
     if report.ok and base is not None:
+        if isinstance(recipe.rank, float):
+            parts = all_parts(replace(recipe, rank=1), base.shape)
+            recipe.rank = rank_for(recipe.rank, parts, base.shape, base, experts)
         plan = make_plan(recipe, base, experts, centroids)
         plan.report = report
         if uses_float16(recipe, base, experts):
@@ -153,16 +179,6 @@ def check_agreement(report: Report, recipe: Recipe, base: Source | None, sources
     for source in sources:
         check_with(report, first, source, changed)
     check_tokenizers(report, recipe, first, sources)
-
-
-def sampled_digest(entries: Iterable[TensorEntry]) -> str:
-    """SHA-256 of some bytes from the middle of every tensor."""
-    digest = hashlib.sha256()
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        count = min(entry.elements, 1024)
-        start = (entry.elements - count) // 2
-        digest.update(b"".join(read_blocks(entry, count, start, start + count)))
-    return digest.hexdigest()
 
 
 def is_routed(recipe: Recipe, tensor: str) -> bool:
@@ -239,9 +255,16 @@ def check_adapters(
             report.add("warning", "adapter", expert.name, message)
 
 
-def check_gates(report: Report, recipe: Recipe, base: Source) -> None:
-    """Checks that prompts and samples for gates can be read and tokenized for the base, and differ between experts."""
-    if not GATE_MODES[recipe.gate_mode].texts:
+def check_gates(report: Report, recipe: Recipe, base: Source, experts: list[Source]) -> None:
+    """Checks that the texts or anchors that gates are made from can be read, and that texts differ between experts."""
+    mode = GATE_MODES[recipe.gate_mode]
+    if isinstance(mode, AnchorMode):
+        for source in experts:
+            try:
+                open_anchor(source, base)
+            except MergeError as error:
+                report.add("error", "gates", source.name, str(error))
+    if not isinstance(mode, TextMode):
         return
     groups = {}
     for expert in recipe.experts:
@@ -258,10 +281,9 @@ def check_gates(report: Report, recipe: Recipe, base: Source) -> None:
         other = known.setdefault(repr((sorted(positive), sorted(negative))), name)
         if other != name:
             message = f"has the same texts as {other}: their gates are equal, and routing between them is arbitrary."
-            report.add("warning", "gates", name, message)
-    texts = [text for pair in groups.values() for group in pair for text in group]
+            report.add("error" if isinstance(mode, RidgeMode) else "warning", "gates", name, message)
     try:
-        tokens = tokenize(base, texts)
+        tokens = [text.tokens for text in encode_texts(mode, base, list(groups.values()))]
     except MergeError as error:
         report.add("error", "gates", base.name, str(error))
         return
@@ -274,7 +296,7 @@ def check_gates(report: Report, recipe: Recipe, base: Source) -> None:
         message = f"a prompt has the token id {last}, but its embeddings have {rows} rows."
         report.add("error", "gates", base.name, message)
     else:
-        report.add("ok", "gates", base.name, f"{len(texts)} texts with {sum(map(len, tokens)):,} tokens")
+        report.add("ok", "gates", base.name, f"{len(tokens)} texts with {sum(map(len, tokens)):,} tokens")
 
 
 def check_centroids(report: Report, recipe: Recipe) -> np.ndarray | None:
@@ -292,6 +314,10 @@ def check_format(report: Report, recipe: Recipe, base: Source) -> None:
     if bad := [i for i in recipe.router_layers_index or [] if not 0 <= i < shape.num_hidden_layers]:
         message = f"layer {bad[0]} does not exist; the experts have layers 0 to {shape.num_hidden_layers - 1}."
         report.add("error", "recipe", "router_layers_index", message)
+    try:
+        check_rank(int(recipe.rank or 0), shape)
+    except MergeError as error:
+        report.add("error", "recipe", "rank", str(error))
     if shape.mlp_bias and "mlp" in recipe.router_layers:
         message = "its MLPs have biases, which routed MLPs do not support. Route gate_proj, up_proj and down_proj."
         report.add("error", "format", base.name, message)

@@ -5,28 +5,22 @@ A file of mergekit-moe keeps its meaning: gates from prompts and the base's shar
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import did_you_mean, expand_user, is_encodable, short_repr
+from run_tools.errors import did_you_mean, expand_user, short_repr
 from run_tools.yaml_files import read_yaml
 
 from .averages import AVERAGES, WITH_DENSITY
 from .errors import MergeError
-from .families import ATTENTION, LINEARS, MIXTURES, MLP
-from .gate_modes import GATE_MODES
+from .families import ATTENTION, MIXTURES, MLP
+from .gate_modes import GATE_MODES, AnchorMode
 from .layout import RoutedPart, Shape, routed_parts
 from .places import resolve
+from .recipe_values import CHOICES, VALIDATORS, is_name, is_text, list_of
 
-POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
-DTYPES = ("bfloat16", "float16", "float32")
-ALLOWANCES = {
-    "vocab": "experts with longer vocabularies; rows that only some experts have are the mean of those",
-    "tokenizer": "experts with different tokenizers; the base model's is written",
-    "rope": "experts with different RoPE settings; the base model's are written",
-}
 # Keys of mergekit-moe without a counterpart -> the value with which it does what is done here, and what to do with others.
 MERGEKIT_KEYS: dict[str, tuple[Any, str]] = {
     "noise_scale": (0, "Remove it: experts are copied byte by byte. Tune the gates after the merge to break symmetry."),
@@ -79,7 +73,7 @@ class Recipe:
         router_layers: "mlp" (default) routes whole MLPs; a list of linear layers routes each of them by its own gate.
         router_layers_index: indices of the layers that are routed; default: all.
         routing_policy: "token" (default), "sequence_soft", "sequence_hard" or "domain".
-        gate_mode: "random", "zeros", "orthogonal", "hidden", "cheap_embed", "router_input" or "centroid". Default: "hidden" for a recipe
+        gate_mode: "random", "zeros", "orthogonal", "hidden", "cheap_embed", "router_input", "centroid", "ridge" or "anchor". Default: "hidden" for a recipe
             as mergekit-moe reads them, see `average`; "none" for the domain policy, to which any other mode adds a learned
             gate; otherwise "random".
         experts_per_token: experts that the token policy selects per token (top-k), default 2.
@@ -93,6 +87,10 @@ class Recipe:
         centroids: safetensors file with the centroids of the experts' clusters, `(experts, size)`. They are saved with
             the mixture for `assign_domains`.
         embedder: name of the sentence embedder that the centroids were computed with.
+        rank: stores the base's MLPs once, and of each expert its difference from them as two matrices of this rank per linear layer,
+            see `low_rank`; or, below 1, the share of the difference's energy that every matrix keeps. Default: experts are whole.
+        include_base: whether the base is an expert too, for texts of no expert's domain; or a mapping with its texts or samples for
+            gates, and its name (default: base).
         allow: differences between the experts to accept: "vocab", "tokenizer", "rope".
         seed: seed of random gates, of the rows drawn from `samples`, and of the elements that "dare" drops.
     """
@@ -113,6 +111,8 @@ class Recipe:
     weights: list[float] | None = None
     centroids: str | None = None
     embedder: str | None = None
+    rank: int | float | None = None
+    include_base: bool | dict[str, Any] | None = None
     allow: list[str] = field(default_factory=list)
     seed: int = 42
 
@@ -124,7 +124,8 @@ class Recipe:
     @property
     def is_stock(self) -> bool:
         """Whether a class of transformers can represent the routing of this recipe."""
-        return self.router_layers == ["mlp"] and self.router_layers_index is None and self.routing_policy == "token"
+        whole = self.router_layers == ["mlp"] and self.router_layers_index is None and not self.rank
+        return whole and self.routing_policy == "token"
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as it would be written to a YAML file, without keys that have their default."""
@@ -138,66 +139,6 @@ class Recipe:
         return content | {"experts": [without_defaults(expert) for expert in content.get("experts", [])]}
 
 
-def is_text(value) -> bool:
-    """Whether the value is a non-empty string or a path."""
-    if not isinstance(value, str | Path):
-        return False
-    text = str(value)
-    return bool(text.strip()) and "\0" not in text and is_encodable(text)
-
-
-def is_name(value) -> bool:
-    """Whether the value can be the name of an expert: one line that is safe in files, tables and terminals."""
-    return (
-        is_text(value) and str(value).isprintable() and not set(str(value)) & {"/", "\\"} and value not in (".", "..")
-    )
-
-
-def is_non_negative(value) -> bool:
-    """Whether the value is a finite number of at least 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e300
-
-
-def is_count(value) -> bool:
-    """Whether the value is an integer of at least 0 that fits into 63 bits."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def list_of(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """A validator of lists whose items are all valid."""
-    return lambda value: isinstance(value, list | tuple) and all(map(is_valid, value))
-
-
-PATH = ("a path", is_text)
-PATH_OR_ID = ("a path or a Hub id", is_text)
-TEXTS = ("a string or a list of strings, none of them empty", list_of(is_text))
-CHOICES: dict[str, tuple[str, ...]] = {
-    "gate_mode": tuple(GATE_MODES), "routing_policy": POLICIES, "average": tuple(AVERAGES), "attention": ("shared", "routed"),
-    "format": ("auto", *MIXTURES, "lexicon"), "dtype": DTYPES, "allow": tuple(ALLOWANCES), "router_layers": ("mlp", *LINEARS),
-}  # fmt: skip
-# Key -> (what it must be, validator).
-VALIDATORS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "base_model": PATH_OR_ID,
-    "router_layers": ("mlp or a list of linear layers", list_of(is_text)),
-    "router_layers_index": (
-        "a list of different layer indices (integers of at least 0)",
-        lambda value: bool(value) and list_of(is_count)(value) and len(set(value)) == len(value),
-    ),
-    "experts_per_token": ("a positive integer", lambda value: is_count(value) and value > 0),
-    "tokenizer_source": ("base, union or the name of an expert", is_text),
-    "density": ("a number above 0 and at most 1", lambda value: is_non_negative(value) and 0 < value <= 1),
-    "weights": ("a list with one number of at least 0 per expert", list_of(is_non_negative)),
-    "centroids": PATH,
-    "embedder": ("a name", is_text),
-    "allow": (f"a list of {', '.join(ALLOWANCES)}", list_of(is_text)),
-    "seed": ("an integer of at least 0", is_count),
-    "source_model": PATH_OR_ID,
-    "name": ("a string of printable characters without slashes (put quotes around a number or a date)", is_name),
-    "positive_prompts": TEXTS,
-    "negative_prompts": TEXTS,
-    "samples": PATH,
-    "weight": ("a number of at least 0", is_non_negative),
-}
 LIST_OR_STRING = ("router_layers", "allow", "positive_prompts", "negative_prompts")
 
 
@@ -226,6 +167,7 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
     options |= {**changes, "allow": list(dict.fromkeys(allowed))}
     if not isinstance(options.get("experts"), list) or not options["experts"]:
         raise MergeError("The recipe has no experts. Add a list: experts: [{source_model: PATH}, ...].")
+    options["experts"] = [*options["experts"], *base_expert(options)]
     options["experts"] = name_experts([read_expert(expert) for expert in options["experts"]])
     recipe = Recipe(**options)
     set_weights(recipe, replaced="weights" in changes)
@@ -242,6 +184,8 @@ def find_key_errors(recipe: dict) -> Iterator[str]:
         if isinstance(expert, dict):
             name = short_repr(expert.get("name") or expert.get("source_model"))
             mappings.append((ExpertRecipe, f"the expert {name}", expert))
+    if isinstance(recipe.get("include_base"), dict):
+        mappings.append((ExpertRecipe, "include_base", recipe["include_base"]))
     for kind, where, options in mappings:
         known = {f.name for f in fields(kind)}
         for name, value in options.items():
@@ -323,6 +267,20 @@ def read_expert(options) -> ExpertRecipe:
     return ExpertRecipe(**options)
 
 
+def base_expert(options: dict[str, Any]) -> list[dict[str, Any]]:
+    """The base as an expert, if the recipe includes it. The key is removed from `options`."""
+    more = options.pop("include_base", False)
+    if more is False:
+        return []
+    if "base_model" not in options:
+        raise MergeError("include_base needs base_model: the base is one of the experts then.")
+    if not isinstance(more, dict):
+        more = {}
+    if "source_model" in more:
+        raise MergeError("include_base must not have a source_model, which is the base_model. Remove it.")
+    return [{"name": "base", **more, "source_model": options["base_model"]}]
+
+
 def name_experts(experts: list[ExpertRecipe]) -> list[ExpertRecipe]:
     """Names experts without a name after their folder; those of one folder, as for upcycling, are numbered."""
     seen: dict[str, ExpertRecipe] = {}
@@ -381,10 +339,13 @@ def validate(recipe: Recipe):
         )
     if recipe.gate_mode == "none" and recipe.routing_policy != "domain":
         raise MergeError(f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random.")
+    if recipe.rank and ("mlp" not in recipe.router_layers or recipe.base_model is None):
+        need = "base_model, from which the experts differ" if recipe.base_model is None else "router_layers: mlp"
+        raise MergeError(f"rank: {recipe.rank} needs {need}. Add it, or remove rank.")
     if recipe.format not in ("auto", "lexicon") and not recipe.is_stock:
         raise MergeError(
             f"format: {recipe.format} supports only whole MLPs in all layers, routed per token. Remove router_layers, "
-            "router_layers_index, attention and routing_policy, or use format: lexicon."
+            "router_layers_index, attention, rank and routing_policy, or use format: lexicon."
         )
     if sum(expert.weight for expert in recipe.experts) <= 0:
         raise MergeError("weights are 0 for all experts. Give at least one expert a positive weight.")
@@ -393,6 +354,10 @@ def validate(recipe: Recipe):
         raise MergeError(
             f"gate_mode: {mode.name} does not support o_proj and down_proj, whose inputs are not hidden states. "
             "Use gate_mode: router_input."
+        )
+    if isinstance(mode, AnchorMode) and recipe.router_layers != ["mlp"]:
+        raise MergeError(
+            f"gate_mode: {mode.name} is for whole MLPs, whose gates were learned. Remove router_layers and attention."
         )
     lacking = [expert.name for expert in recipe.experts if mode.texts and not getattr(expert, mode.texts)]
     if lacking:
@@ -420,7 +385,7 @@ def all_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:
     """The routers of a mixture of models of this shape; in `format: lexicon` with the names of a Mixtral."""
     layers = shape.num_hidden_layers
     mixture = shape.mixture if recipe.is_stock and recipe.format != "lexicon" else MIXTURES["mixtral"]
-    return routed_parts(layers, recipe.router_layers, recipe.router_layers_index, mixture)
+    return routed_parts(layers, recipe.router_layers, recipe.router_layers_index, mixture, int(recipe.rank or 0))
 
 
 def gated_parts(recipe: Recipe, shape: Shape) -> list[RoutedPart]:

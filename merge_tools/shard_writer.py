@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from run_tools.claims import Claim, FileEntry
 
 from .checkpoints import Source
 from .errors import MergeError
-from .plan import OutputTensor
+from .output_tensors import OutputTensor
 from .source_scan import ScanResult, SourceScan, sha256_of
 from .staging import staging_folder
 from .tensor_files import (
@@ -87,16 +87,18 @@ def write_checkpoint(
     resume: bool = False,
     shard_bytes: int = SHARD_BYTES,
     checks: SourceChecks | None = None,
+    beside: Mapping[str, list[OutputTensor]] | None = None,
 ) -> None:
     """Writes tensors, and the files that `make_files` builds from the scans of the sources' files.
 
-    With `resume`, a run with the same settings, sources and tensors is continued.
+    `beside`: name of a file -> its tensors, which are not the checkpoint's. With `resume`, a run with the same settings, sources and tensors is continued.
     """
     progress, shards = progress or Progress(), assign_shards(tensors, shard_bytes)
     files = {file: source.tensors_of(file) for source in sources for file in source.files}
-    plan = {"plan": fingerprint(settings or {}, shards, files)}
+    others = [make_shard(name, group) for name, group in (beside or {}).items()]
+    plan = {"plan": fingerprint(settings or {}, [*shards, *others], files)}
     with staging_folder(out, COMMAND, plan, resume) as claim:
-        scans = Writer(claim, shards, files, progress, checks or SourceChecks()).run()
+        scans = Writer(claim, [*shards, *others], files, progress, checks or SourceChecks()).run()
         metadata = make_files(scans)
         if len(shards) > 1:
             weight_map = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
@@ -119,12 +121,15 @@ def assign_shards(tensors: list[OutputTensor], limit: int) -> list[Shard]:
             groups.append([])
             filled = tensor.nbytes
         groups[-1].append(tensor)
-    shards = []
-    for index, group in enumerate(groups, 1):
-        name = "model.safetensors" if len(groups) == 1 else f"model-{index:05d}-of-{len(groups):05d}.safetensors"
-        header, starts = pack_header([(t.name, t.dtype, t.shape) for t in group])
-        shards.append(Shard(name, tuple(group), header, tuple(starts)))
-    return shards
+    if len(groups) == 1:
+        return [make_shard("model.safetensors", tensors)]
+    return [make_shard(f"model-{i:05d}-of-{len(groups):05d}.safetensors", group) for i, group in enumerate(groups, 1)]
+
+
+def make_shard(name: str, tensors: list[OutputTensor]) -> Shard:
+    """A file of tensors."""
+    header, starts = pack_header([(t.name, t.dtype, t.shape) for t in tensors])
+    return Shard(name, tuple(tensors), header, tuple(starts))
 
 
 def fingerprint(settings: dict[str, Any], shards: list[Shard], files: Iterable[Path]) -> str:
@@ -136,7 +141,7 @@ def fingerprint(settings: dict[str, Any], shards: list[Shard], files: Iterable[P
         digest.update(shard.header)
         for tensor in shard.tensors:
             digest.update(repr([part.key for part in tensor.slices]).encode())
-            digest.update(b"" if tensor.values is None else tensor.values.tobytes())
+            digest.update(b"" if tensor.values is None else np.ascontiguousarray(tensor.values).view(np.uint8))
     return digest.hexdigest()
 
 

@@ -15,12 +15,14 @@ from .averaging import from_float
 from .card import model_card
 from .checkpoints import Source, open_checkpoint
 from .errors import MergeError
+from .gate_statistics import saved_tensors, statistics_file
 from .mixture import Mixture
 from .output_config import to_json_bytes
 from .output_folder import write_output
+from .output_tensors import OutputTensor, copy_tensor
 from .places import TEMPLATES, places_beside
-from .plan import OutputTensor, copy_tensor, measure
-from .provenance import RECORD
+from .plan import measure
+from .provenance import RECORD, read_record
 from .routing import open_mixture
 from .shard_writer import Progress
 from .texts import prompt_of, read_texts
@@ -99,7 +101,9 @@ def tune(
     tuned = options | {"max_length": max_length, "perplexity": table}
     tensors = tuned_tensors(source, values)
     files = carried_metadata(folder, tuned, tensors, Path(out))
-    written = write_output(Path(out), tensors, [source], progress, lambda scans: files)
+    made = read_record(folder)["gates"] if (folder / RECORD).is_file() else {}
+    beside = statistics_file(saved_tensors(folder, made))
+    written = write_output(Path(out), tensors, [source], progress, lambda scans: files, beside)
     return written | result | {"perplexity": table, "warnings": warn_of_few_texts(table)}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from .averaging import convert, to_float32, to_float64
 from .checkpoints import Source
 from .findings import Report, count_more
-from .plan import OutputTensor, overflow_message
+from .output_tensors import OutputTensor, overflow_message
 from .slices import MEAN, Slice
 from .source_scan import scan_file
 from .tensor_files import (

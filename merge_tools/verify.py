@@ -14,12 +14,13 @@ from run_tools.errors import join_names
 
 from .checkpoints import Source
 from .errors import MergeError
-from .gate_modes import GATE_MODES
+from .gate_modes import GATE_MODES, DrawnMode
 from .gates import drawn_gate
 from .mixture import Mixture
 from .output_config import to_json_bytes
+from .output_tensors import OutputTensor
 from .places import TEMPLATES
-from .plan import OutputTensor, Plan, make_plan, read_centroids
+from .plan import Gates, Plan, make_plan, read_centroids
 from .shard_writer import Progress
 from .source_scan import compare_hashes, sha256_of
 from .tensor_files import PIECE, equal_blocks, read_blocks
@@ -121,9 +122,16 @@ def expected_plan(mixture: Mixture, base: Source, experts: list[Source], notes: 
     if mixture.gated and "tuned" in mixture.record:
         notes.append("Gates were not compared: they were tuned after the merge.")
         skipped.add("gates")
-    elif mixture.gated and GATE_MODES[recipe.gate_mode].texts:
-        notes.append(f"Gates were not compared: gate_mode={recipe.gate_mode} needs a run of the base model.")
+    elif mixture.gated and not isinstance(GATE_MODES[recipe.gate_mode], DrawnMode):
+        notes.append(
+            f"Gates were not compared: gate_mode={recipe.gate_mode} is computed from texts or read from the experts."
+        )
         skipped.add("gates")
+    if recipe.rank:
+        notes.append(
+            "Experts were not compared: factors of low rank differ between processors. `inspect` shows their energy."
+        )
+        skipped.add("experts")
     try:
         place = mixture.locate(recipe.centroids) if recipe.centroids else None
         centroids = read_centroids(replace(recipe, centroids=str(place)) if place else recipe)
@@ -134,7 +142,7 @@ def expected_plan(mixture: Mixture, base: Source, experts: list[Source], notes: 
     averaged = [expert for expert in experts if expert.name in mixture.shared_from]
     plan = make_plan(recipe, base, experts, centroids, averaged)
     gates = {part.gate: drawn_gate(recipe, part, mixture.shape, mixture.gate_rows) for part in mixture.gated}
-    plan.set_gates(gates, mixture.record["gates"])
+    plan.set_gates(Gates(gates, mixture.record["gates"]))
     return plan, skipped
 
 

@@ -15,8 +15,9 @@ except ImportError as error:
 import merge_tools
 from merge_tools import MergeError
 from merge_tools.clustering.pipeline import EMBEDDED, METHODS
+from merge_tools.evaluation import plot_losses
 from merge_tools.preflight import run_preflight
-from merge_tools.recipe import ALLOWANCES
+from merge_tools.recipe_values import ALLOWANCES
 from merge_tools.shard_writer import SHARD_BYTES
 from run_tools.errors import repr_path, short_repr
 from run_tools.option_paths import check_new_file, check_new_folder
@@ -239,7 +240,9 @@ def add(
     prompt: Annotated[
         list[str] | None, typer.Option(help="A text of its domain, for gates from texts; can be repeated.")
     ] = None,
-    samples: Annotated[Path | None, typer.Option(help="A file of its own data, for gate_mode centroid.")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="A file of its own data, for gate_mode centroid or ridge.")
+    ] = None,
     recompose: Recompose = False,
     allow: Allow = None,
     moved: Moved = None,
@@ -384,6 +387,48 @@ def tune(
         view.warnings(result)
         view.result(result, lambda: merge_screen.render_tuning(result))
         view.print(f"wrote {out}")
+
+
+@app.command()
+def evaluate(
+    folder: Folder,
+    domain: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Held-out texts of a domain: .jsonl with text, or .txt. NAME is that of its expert, or of no expert. Repeat.",
+        ),
+    ],
+    max_length: Annotated[
+        int, typer.Option(min=2, help="Tokens of a window; longer texts are cut into windows.")
+    ] = 512,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the losses there.")] = None,
+    moved: Moved = None,
+    device: Annotated[str | None, typer.Option(help="Such as cuda. Default: a GPU if there is one.")] = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Show what a mixture keeps of what each of its experts has learned, and what it loses elsewhere.
+
+    Example: lexperts merge evaluate mixture --domain law=law_test.jsonl --domain medicine=medicine_test.jsonl
+    """
+    with screen(as_json, debug) as view:
+        from run_tools.model_options import parse_device
+
+        domains = read_pairs("--domain", domain, "NAME=FILE law=law.jsonl")
+        if plot:
+            check_new_file("--plot", plot)
+        if device:
+            parse_device(device)
+        options: dict = {"max_length": max_length, "sources": read_moved(moved), "device": device}
+        result = merge_tools.evaluate(
+            folder, domains, **options, on_model=lambda name: view.log("losses", "cyan", f"of {name}")
+        )
+        if plot:
+            plot_losses(result, plot)
+        view.result(result, lambda: merge_screen.render_evaluation(result))
+        if plot:
+            view.print(f"wrote {plot}")
 
 
 @app.command()

@@ -222,6 +222,12 @@ def render_mixture(facts: dict[str, Any]) -> Group:
         "parameters": f"{facts['parameters']:,}, {facts['active_parameters']:,} active per token",
         "on disk": format_size(facts["bytes"]),
     }
+    if facts["rank"]:
+        kept = zip(facts["experts"], facts["energies"] or (), strict=False)
+        shares = ", ".join(f"{expert['name']} {energy:.1%}" for expert, energy in kept if energy is not None)
+        content["experts"] = f"rank {facts['rank']} over the base's MLPs" + (
+            f"; energy kept: {shares}" if shares else ""
+        )
     experts = new_table("expert", "source", "licence", "file", "hash", overflow="fold")
     for expert in facts["experts"]:
         for i, file in enumerate(expert["files"]):
@@ -235,6 +241,12 @@ def render_mixture(facts: dict[str, Any]) -> Group:
             condition = "infinite" if gate["condition_number"] is None else f"{gate['condition_number']:.3g}"
             gates.add_row(name, condition, " ".join(f"{norm:.3g}" for norm in gate["row_norms"]))
         parts += [Text(), gates]
+    if facts["confusion"]:
+        names = [expert["name"] for expert in facts["experts"]]
+        table = new_table("held-out tokens of", *(f"to {name}" for name in names))
+        for name, shares in zip(names, facts["confusion"], strict=True):
+            table.add_row(safe(name), *(f"{share:.1%}" for share in shares))
+        parts += [Text(), table]
     return Group(*parts)
 
 
@@ -248,6 +260,26 @@ def render_tuning(result: dict[str, Any]) -> Group:
         table.add_row(Text(name), f"{row['texts']:,}", f"{row['before']:.2f}", f"{row['after']:.2f}", change)
     trained = f"{result['trained']:,} parameters of the gates trained for {result['steps']} steps in {result['seconds']:.0f} s"
     return Group(table, Text(trained))
+
+
+def render_evaluation(result: dict[str, Any]) -> Group:
+    """The result of `evaluate`: nats per token of base, own expert and mixture on each domain, and what the mixture keeps."""
+    table = new_table("domain", no_wrap=True)
+    for column in ("texts", "tokens", "base", "expert", "mixture", "against base", "gain kept", "95%"):
+        table.add_column(Text(column), justify="right")
+    for name, row in result["domains"].items():
+        own, kept = row["experts"].get(name), row["kept"]
+        shares = (
+            (f"{kept['value']:.1%}", " to ".join(f"{bound:.1%}" for bound in kept["interval"])) if kept else ("", "")
+        )
+        losses = (f"{row['base']:.3f}", "" if own is None else f"{own:.3f}", f"{row['mixture']:.3f}")
+        table.add_row(
+            safe(name), f"{row['texts']:,}", f"{row['tokens']:,}", *losses, f"{row['change']['value']:+.1%}", *shares
+        )
+    parts: list[Any] = [table]
+    if result["kept"] is not None:
+        parts.append(Text(f"The mixture keeps {result['kept']:.1%} of its experts' gain, the mean over their domains."))
+    return Group(*parts)
 
 
 def render_routings(routings: Sequence[Routing]) -> Group:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from merge_tools import MergeError, averaging, slices
 from merge_tools.averaging import from_float, mean_bf16, mean_equal, mean_float64, to_float32, to_float64
 from merge_tools.checkpoints import open_source
-from merge_tools.plan import OutputTensor
+from merge_tools.output_tensors import OutputTensor
 from merge_tools.slices import Slice
 
 # significant bits, exponent of the smallest normal number, first power of two that is too large

@@ -17,7 +17,19 @@ from .conftest import contents, recipe_of, run_python
 from .corruptions import GATE, copied, rope, snapshot, tensors, truncate, value
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("compose", "check", "inspect", "verify", "add", "remove", "extract", "export", "route", "cluster")
+COMMANDS = (
+    "compose",
+    "check",
+    "inspect",
+    "verify",
+    "add",
+    "remove",
+    "extract",
+    "export",
+    "evaluate",
+    "route",
+    "cluster",
+)
 
 
 def run(*arguments, code=0):
@@ -283,6 +295,31 @@ def test_errors_of_the_other_commands(mixture, folder, experts):
         out, err = run(*arguments, code=2)
         assert out == "" and err.startswith("error: ") and pattern in err and len(err.splitlines()) == 1, err
     assert snapshot(folder) == before
+
+
+def test_a_mixture_with_gates_from_samples_and_thin_experts(folder):
+    """`check`, `inspect` and `evaluate` say what its gates and ranks are worth."""
+    specs = []
+    for name, text in (("birds", "an owl in a nest"), ("ships", "the sail of a mast")):
+        (folder / f"{name}.txt").write_text("\n".join(f"{text} {'and ' * (i % 7)}{text}" for i in range(30)))
+        specs.append({"source_model": f"experts/{name}", "samples": f"{name}.txt"})
+    options = {"base_model": "experts/tools", "average": "base", "gate_mode": "ridge", "rank": 4}
+    (folder / "thin.yml").write_text(json.dumps({"experts": specs, **options}))
+    findings = run_json("check", "thin.yml")["findings"]
+    assert sum("held-out tokens are routed to it first" in finding["message"] for finding in findings) == 2
+    run("compose", "thin.yml", "thin")
+    shown = " ".join(run("inspect", "thin")[0].split())
+    assert (
+        "rank 4 over the base's MLPs; energy kept: birds " in shown and "held-out tokens of to birds to ships" in shown
+    )
+    found = run_json("inspect", "thin")
+    assert found["rank"] == 4 and len(found["energies"]) == 2 and len(found["confusion"]) == 2
+    card = (folder / "thin" / "README.md").read_text()
+    assert "| tokens of | birds | ships |" in card and "owl" not in card
+    domains = ("--domain", "birds=birds.txt", "--domain", "ships=ships.txt")
+    shown = run("evaluate", "thin", *domains, "--plot", "kept.png")[0]
+    assert "against base" in shown and "wrote kept.png" in shown and (folder / "kept.png").is_file()
+    assert set(run_json("evaluate", "thin", *domains)["domains"]) == {"birds", "ships"}
 
 
 def test_route(mixture, folder):

@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoTokenizer, LlamaConfig
 
-from merge_tools import MergeError, Recipe, add, compose, gates
+from merge_tools import MergeError, Recipe, add, compose, gate_texts, gates
 from merge_tools.checkpoints import open_source
 from merge_tools.encoding import open_encoder, plain_tokenizer
 from merge_tools.layout import RoutedPart, Shape
@@ -142,7 +142,7 @@ def test_batches_change_nothing(experts, tmp_path, monkeypatch):
     """All texts in one batch, and each text alone."""
     recipe = recipe_of(as_experts(experts(3)), gate_mode="router_input")
     compose(recipe, tmp_path / "together")
-    monkeypatch.setattr(gates, "BATCH_TOKENS", 1)
+    monkeypatch.setattr(gate_texts, "BATCH_TOKENS", 1)
     compose(recipe, tmp_path / "alone")
     together, alone = (read_tensors(tmp_path / name)[MLP.format(1)] for name in ("together", "alone"))
     assert_close(together, alone, atol=1e-6, rtol=1e-5)
@@ -195,8 +195,8 @@ def test_centroid_gates_are_the_mean_token_of_the_samples(experts, samples, tmp_
 def test_samples_are_selected_by_the_seed(tmp_path):
     file = tmp_path / "many.txt"
     file.write_text("\n".join(f"text {i}" for i in range(1000)))
-    one, again, other = (gates.read_samples(file, seed) for seed in (1, 1, 2))
-    assert len(one) == len(set(one)) == gates.MAX_SAMPLES and one == again != other
+    one, again, other = (gate_texts.read_samples(file, seed, 256) for seed in (1, 1, 2))
+    assert len(one) == len(set(one)) == 256 and one == again != other
     numbers = [int(text.split()[1]) for text in one]
     assert numbers == sorted(numbers) and numbers[-1] > 900
 
@@ -207,12 +207,12 @@ def test_samples_end_at_line_feeds_only_and_are_utf8(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_bytes(
         "\r\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts).encode() + b"\n"
     )
-    assert gates.read_samples(tmp_path / "rows.jsonl", 1) == texts
+    assert gate_texts.read_samples(tmp_path / "rows.jsonl", 1, 256) == texts
     (tmp_path / "rows.txt").write_bytes("\r\n".join(texts).encode())
-    assert gates.read_samples(tmp_path / "rows.txt", 1) == texts
+    assert gate_texts.read_samples(tmp_path / "rows.txt", 1, 256) == texts
     (tmp_path / "latin.txt").write_bytes("Möwe".encode("latin-1"))
     with pytest.raises(MergeError, match="latin.txt.*UTF-8"):
-        gates.read_samples(tmp_path / "latin.txt", 1)
+        gate_texts.read_samples(tmp_path / "latin.txt", 1, 256)
 
 
 def unit(row):

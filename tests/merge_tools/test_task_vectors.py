@@ -11,7 +11,8 @@ from merge_tools import MergeError, add, check, compose, inspect, read_recipe, r
 from merge_tools.averages import AVERAGES
 from merge_tools.averaging import from_float, to_float32, to_float64
 from merge_tools.checkpoints import Checkpoint, Source, open_source
-from merge_tools.plan import OutputTensor, plan_tensors
+from merge_tools.output_tensors import OutputTensor
+from merge_tools.plan import plan_tensors
 from merge_tools.slices import Slice
 from merge_tools.task_vectors import estimate, largest, magnitudes_of, random_words
 from merge_tools.tensor_files import pack_header, read_header

@@ -1,0 +1,103 @@
+"""`merge evaluate`: losses of base, experts and mixture on each domain, and the share of the experts' gain that is kept."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from merge_tools import MergeError, compose, evaluate
+from merge_tools.evaluation import DomainLosses, plot_losses
+
+from .conftest import open_model, recipe_of
+
+TEXTS = {
+    "birds": ["the owl is awake", "a nest of twigs and moss", "an egg"],
+    "market": ["the price of oak is low today", "a"],
+}
+
+
+@pytest.fixture
+def domains(tmp_path):
+    for name, texts in TEXTS.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return {name: tmp_path / f"{name}.jsonl" for name in TEXTS}
+
+
+@pytest.fixture
+def mixture(experts, tmp_path):
+    folders = experts(3)
+    return compose(recipe_of(folders[:2], base_model=str(folders[2])), tmp_path / "out")["out"], folders
+
+
+def loss_of(folder, texts, length):
+    """Nats per token, text by text and window by window, without padding."""
+    model, tokenizer, nats, tokens = open_model(folder), AutoTokenizer.from_pretrained(folder), 0.0, 0
+    for text in texts:
+        for ids in torch.tensor(tokenizer(text).input_ids).split(length):
+            if len(ids) > 1:
+                with torch.no_grad():
+                    nats += model(input_ids=ids[None], labels=ids[None]).loss.item() * (len(ids) - 1)
+                tokens += len(ids) - 1
+    return nats / tokens
+
+
+@pytest.mark.parametrize("length", [5, 64])
+def test_losses_are_those_of_each_text_alone(length, mixture, domains):
+    out, folders = mixture
+    named = []
+    found = evaluate(out, domains, max_length=length, on_model=named.append)
+    assert named == ["mixture", "base", "birds", "ships"]
+    for name, texts in TEXTS.items():
+        row = found["domains"][name]
+        losses = {"mixture": row["mixture"], "base": row["base"], **row["experts"]}
+        for model, folder in zip(named, (out, folders[2], *folders[:2]), strict=True):
+            assert losses[model] == pytest.approx(loss_of(folder, texts, length), abs=2e-4)
+        assert row["change"]["value"] == pytest.approx(row["mixture"] / row["base"] - 1, abs=1e-3)
+    assert [found["domains"][name]["expert"] for name in TEXTS] == ["birds", None]
+
+
+def test_the_share_of_the_gain_and_its_interval():
+    random = np.random.default_rng(1)
+    base, gain = random.uniform(20, 40, 60), random.uniform(5, 15, 60)
+    shares = random.uniform(0.8, 1.0, 60)
+    losses = DomainLosses(np.full(60, 10), "law", base, base - shares * gain, {"law": base - gain, "art": base})
+    kept = losses.report()["kept"]
+    low, high = kept["interval"]
+    assert kept["value"] == pytest.approx((shares * gain).sum() / gain.sum(), abs=1e-4)
+    assert 0.85 < low < kept["value"] < high < 0.95
+    wider = DomainLosses(
+        *(getattr(losses, n) for n in ("tokens", "expert")), base[:6], losses.mixture[:6], {"law": base[:6] - gain[:6]}
+    )
+    wider.tokens = wider.tokens[:6]
+    few = wider.report()["kept"]["interval"]
+    assert few[1] - few[0] > high - low
+
+
+def test_an_expert_that_is_no_better_than_the_base_has_no_gain_to_keep():
+    base = np.array([10.0, 12.0])
+    report = DomainLosses(np.array([5, 5]), "law", base, base * 1.1, {"law": base * 1.2}).report()
+    assert report["kept"] is None and report["change"]["value"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [("", "has no texts"), ('{"text": "a"}\n{"text": 3}\n', "line 2.*not a text"), (None, "does not exist")],
+)
+def test_files_that_cannot_be_used(content, message, mixture, domains, tmp_path):
+    domains["birds"] = tmp_path / "new.jsonl"
+    if content is not None:
+        domains["birds"].write_text(content)
+    with pytest.raises(MergeError, match=message):
+        evaluate(mixture[0], domains)
+
+
+def test_texts_without_anything_to_predict(mixture, domains):
+    with pytest.raises(MergeError, match="'birds' are too short"):
+        evaluate(mixture[0], domains, max_length=1)
+
+
+def test_the_plot_is_drawn(mixture, domains, tmp_path):
+    plot_losses(evaluate(mixture[0], domains), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

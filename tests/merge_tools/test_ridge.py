@@ -1,0 +1,277 @@
+"""`gate_mode: ridge`: gates in closed form, their statistics beside a mixture, and what is added and removed with them."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from merge_tools import MergeError, add, check, compose, export, inspect, read_recipe, remove, tune, verify
+from merge_tools.gate_modes import GATE_MODES
+from merge_tools.gate_statistics import FILE, HELD_OUT_SHARE
+from merge_tools.provenance import RECORD
+from merge_tools.ridge import Moments, MomentSum, confusion, fit_gate, fit_scale, held_out_logits, solve
+
+from .conftest import contents, open_model, read_tensors, recipe_of
+
+WORDS = {
+    "birds": "owl nest wing egg",
+    "ships": "sail mast hull sea",
+    "tools": "saw nail oak anvil",
+    "plants": "leaf root",
+}
+COUNT = 40
+ENOUGH = GATE_MODES["ridge"].enough_tokens * 32  # of an expert's tokens
+GATE = "model.layers.{}.block_sparse_moe.gate.weight"
+
+
+@pytest.fixture
+def samples(tmp_path):
+    """Name of an expert -> a file of texts of its own words."""
+    random, files = np.random.default_rng(0), {}
+    for name, words in WORDS.items():
+        rows = [{"text": " ".join(random.choice(words.split(), 6))} for _ in range(COUNT)]
+        files[name] = tmp_path / f"{name}.jsonl"
+        files[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return files
+
+
+def recipe(folders, samples, **options):
+    specs = [{"source_model": str(f), "samples": str(samples[f.name])} for f in folders]
+    return recipe_of(specs, **{"gate_mode": "ridge"} | options)
+
+
+def texts(file):
+    return [json.loads(line)["text"] for line in file.read_text().splitlines()]
+
+
+def made_by(folder):
+    """How the gates were made, as the record says it."""
+    return json.loads((folder / RECORD).read_text())["gates"]
+
+
+def router_inputs(folder, layer, samples):
+    """The inputs of an MLP in transformers for each text of a file: a list of (T, d)."""
+    model, tokenizer, seen = open_model(folder), AutoTokenizer.from_pretrained(folder), []
+    model.model.layers[layer].mlp.register_forward_pre_hook(lambda _, x: seen.append(x[0][0].double().numpy()))
+    with torch.no_grad():
+        for text in texts(samples):
+            if sum(map(len, seen)) < ENOUGH:
+                model(**tokenizer(text, return_tensors="pt", return_token_type_ids=False))
+    return seen
+
+
+def test_gates_are_those_of_plain_least_squares(experts, samples, tmp_path):
+    """Each token of an expert's texts, in its own model, weighted so that experts count equally; each fifth text is held out."""
+    folders = experts(3)
+    compose(recipe(folders, samples), tmp_path / "out")
+    fits = made_by(tmp_path / "out")["fits"]
+    for layer, fit in enumerate(fits):
+        inputs = [router_inputs(folder, layer, samples[folder.name]) for folder in folders]
+        rows = [
+            np.concatenate([x for i, x in enumerate(own) if i % HELD_OUT_SHARE != HELD_OUT_SHARE - 1]) for own in inputs
+        ]
+        x = np.concatenate([own / len(own) ** 0.5 for own in rows])
+        y = np.concatenate([np.eye(3)[[e] * len(own)] / len(own) ** 0.5 for e, own in enumerate(rows)])
+        ridge = fit["ridge"] * (x * x).sum() / x.shape[1]
+        x, y = np.concatenate([x, ridge**0.5 * np.eye(x.shape[1])]), np.concatenate([y, np.zeros((x.shape[1], 3))])
+        expected = fit["scale"] * np.linalg.lstsq(x, y, rcond=None)[0].T
+        gate = read_tensors(tmp_path / "out")[GATE.format(layer)].double().numpy()
+        np.testing.assert_allclose(gate, expected, atol=2e-3 * np.abs(expected).max())
+        held_out = [
+            np.concatenate([x for i, x in enumerate(own) if i % HELD_OUT_SHARE == HELD_OUT_SHARE - 1]) for own in inputs
+        ]
+        accuracy = np.mean([((x @ expected.T).argmax(1) == e).mean() for e, x in enumerate(held_out)])
+        assert fit["accuracy"] == pytest.approx(accuracy, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"attention": "routed"}, {"routing_policy": "domain"}, {"dtype": "bfloat16"}], ids=str
+)
+def test_an_expert_that_is_added_and_removed_leaves_the_old_bytes(options, experts, samples, tmp_path):
+    folders = experts(4)
+    common = {"base_model": str(folders[0]), "average": "base", **options}
+    compose(recipe(folders[:3], samples, **common), tmp_path / "three")
+    compose(recipe(folders, samples, **common), tmp_path / "four")
+    add(tmp_path / "three", {"source_model": str(folders[3]), "samples": str(samples["plants"])}, tmp_path / "added")
+    remove(tmp_path / "added", folders[3].name, tmp_path / "removed")
+    assert contents(tmp_path / "added") == contents(tmp_path / "four")
+    assert contents(tmp_path / "removed") == contents(tmp_path / "three")
+    assert verify(tmp_path / "added")["ok"]
+
+
+def test_removing_the_first_expert_gives_the_gates_of_the_others(experts, samples, tmp_path):
+    folders = experts(3)
+    common = {"base_model": str(folders[0]), "average": "base"}
+    compose(recipe(folders, samples, **common), tmp_path / "three")
+    compose(recipe(folders[1:], samples, **common), tmp_path / "two")
+    remove(tmp_path / "three", folders[0].name, tmp_path / "removed")
+    assert contents(tmp_path / "removed") == contents(tmp_path / "two")
+
+
+def test_exported_and_tuned_mixtures_keep_the_statistics(experts, samples, tmp_path):
+    folders = experts(3)
+    compose(recipe(folders[:2], samples), tmp_path / "out")
+    export(tmp_path / "out", tmp_path / "lexicon", "lexicon")
+    domains = {folder.name: samples[folder.name] for folder in folders[:2]}
+    tune(tmp_path / "lexicon", tmp_path / "tuned", domains, steps=2, batch_size=2, max_length=8)
+    kept = (tmp_path / "out" / FILE).read_bytes()
+    assert all((tmp_path / name / FILE).read_bytes() == kept for name in ("lexicon", "tuned"))
+    third = {"source_model": str(folders[2]), "samples": str(samples["tools"])}
+    result = add(tmp_path / "tuned", third, tmp_path / "larger")
+    assert "tuned gates are replaced" in result["warnings"][-1]
+    assert [inspect(tmp_path / name)["confusion"] is None for name in ("lexicon", "tuned", "larger")] == [
+        False,
+        True,
+        False,
+    ]
+    remove(tmp_path / "larger", "tools", tmp_path / "back")
+    before, after = (read_tensors(tmp_path / name) for name in ("lexicon", "back"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_rows_of_tuned_gates_are_kept_when_an_expert_is_removed(experts, samples, tmp_path):
+    folders = experts(3)
+    compose(recipe(folders, samples), tmp_path / "out")
+    tune(
+        tmp_path / "out",
+        tmp_path / "tuned",
+        {f.name: samples[f.name] for f in folders},
+        steps=2,
+        batch_size=2,
+        max_length=8,
+    )
+    remove(tmp_path / "tuned", folders[1].name, tmp_path / "two")
+    before, after = (read_tensors(tmp_path / name)[GATE.format(0)] for name in ("tuned", "two"))
+    assert torch.equal(before[[0, 2]], after)
+
+
+def test_statistics_of_another_mixture_are_refused(experts, samples, tmp_path):
+    folders = experts(4)
+    compose(recipe(folders[:2], samples), tmp_path / "one")
+    compose(recipe(folders[1:3], samples), tmp_path / "other")
+    fourth = {"source_model": str(folders[3]), "samples": str(samples["plants"])}
+    shutil.copy(tmp_path / "other" / FILE, tmp_path / "one" / FILE)
+    with pytest.raises(MergeError, match=f"{FILE}.*another mixture.*--recompose"):
+        add(tmp_path / "one", fourth, tmp_path / "out")
+    (tmp_path / "one" / FILE).unlink()
+    with pytest.raises(MergeError, match=f"{FILE} does not exist.*--recompose"):
+        add(tmp_path / "one", fourth, tmp_path / "out")
+    assert add(tmp_path / "one", fourth, tmp_path / "out", recompose=True)["warnings"] == []
+    assert (tmp_path / "out" / FILE).is_file()
+
+
+def test_empty_samples_are_refused(experts, samples, tmp_path):
+    samples["birds"].write_text("\n")
+    with pytest.raises(MergeError, match="birds.jsonl has no samples"):
+        compose(recipe(experts(2), samples), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_token_alone_cannot_be_held_out():
+    found = MomentSum(4)
+    found.add(torch.ones(1, 4), held_out=True)
+    with pytest.raises(MergeError, match="too few tokens"):
+        found.moments()
+
+
+def test_few_tokens_are_a_warning_with_their_number(experts, samples, tmp_path):
+    samples["birds"].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts(samples["birds"])[:5]))
+    (warning,) = compose(recipe(experts(2), samples), tmp_path / "out")["warnings"]
+    tokens = made_by(tmp_path / "out")["tokens"][0]
+    assert "birds" in warning and f"{tokens} tokens" in warning and "160" in warning  # five times 32
+
+
+def test_experts_with_the_same_samples_are_refused(experts, samples):
+    samples["ships"] = samples["birds"]
+    report = check(recipe(experts(2), samples))
+    assert [(f.subject, "same texts as birds" in f.message) for f in report.errors] == [("ships", True)]
+
+
+def test_check_says_where_held_out_tokens_are_routed(experts, samples):
+    found = {f.subject: f.message for f in check(recipe(experts(3), samples)).findings if "held-out" in f.message}
+    assert set(found) == {"birds", "ships", "tools"}
+    for name, message in found.items():
+        share = float(message.split("%")[0])
+        assert share > 60, (name, message)  # chance: 33
+
+
+def test_states_that_are_not_finite_name_the_expert(experts, samples, tmp_path):
+    folders = experts(2)
+    broken = tmp_path / "ships"
+    shutil.copytree(folders[1], broken)
+    model = open_model(broken)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(1e38)
+    model.save_pretrained(broken)
+    with pytest.raises(MergeError, match="ships: .*not finite"):
+        compose(recipe([folders[0], broken], samples), tmp_path / "out")
+
+
+def test_the_base_can_be_an_expert(experts, samples, tmp_path):
+    *folders, base = experts(4)
+    options = {"base_model": str(base), "average": "base"}
+    compose(recipe(folders, samples, include_base={"samples": str(samples["plants"])}, **options), tmp_path / "out")
+    specs = [{"source_model": str(f), "samples": str(samples[f.name])} for f in (*folders, base)]
+    specs[3]["name"] = "base"
+    compose(recipe_of(specs, gate_mode="ridge", **options), tmp_path / "same")
+    assert contents(tmp_path / "out") == contents(tmp_path / "same")
+    stored = read_tensors(tmp_path / "out")["model.layers.1.block_sparse_moe.experts.3.w2.weight"]
+    assert torch.equal(stored, read_tensors(base)["model.layers.1.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"include_base": True}, "include_base needs base_model"),
+        ({"include_base": "yes", "base_model": "b"}, "include_base in the recipe must be true, false, or a mapping"),
+        ({"include_base": {"source_model": "b"}, "base_model": "b"}, "must not have a source_model"),
+        ({"include_base": {"sample": "x"}, "base_model": "b"}, "'sample' in include_base.*'samples'"),
+        ({"include_base": True, "base_model": "b"}, "needs samples for every expert; 'base' has none"),
+    ],
+)
+def test_a_base_that_cannot_be_an_expert(options, message, experts, samples):
+    with pytest.raises(MergeError, match=message):
+        read_recipe(recipe(experts(2), samples, **options))
+
+
+@pytest.fixture
+def moments():
+    random = np.random.default_rng(0)
+
+    def sample():
+        x = random.normal(size=(300, 20)) + 0.7 * random.normal(size=20)
+        rows = x[:200]
+        second = np.concatenate([row[i:] for i, row in enumerate(rows.T @ rows / 200)])
+        return Moments(200, rows.mean(0), second.astype(np.float32), x[200:].astype(np.float32))
+
+    return [sample() for _ in range(3)]
+
+
+def test_the_scale_has_the_largest_likelihood(moments):
+    logits = held_out_logits(moments, solve(moments, [0.01])[0])
+
+    def likelihood(scale):
+        found = [rows * scale - np.log(np.exp(rows * scale).sum(1, keepdims=True)) for rows in logits]
+        return np.mean([rows[:, e].mean() for e, rows in enumerate(found)])
+
+    best = fit_scale(logits)
+    assert all(likelihood(best) >= likelihood(best * factor) for factor in (0.5, 0.99, 1.01, 2))
+    assert fit_scale([-rows for rows in logits]) < 0.01  # the scale is never negative
+
+
+def test_lambda_has_the_smallest_error_on_held_out_tokens(moments):
+    gate, fit = fit_gate(moments)
+    found = confusion(moments, gate)
+    np.testing.assert_allclose(found.sum(1), 1)
+    assert found.diagonal().min() > 0.8
+    worse = [fit_gate(moments, [ridge])[0] for ridge in (1e-5, 1.0) if ridge != fit["ridge"]]
+    assert all(not np.array_equal(gate, other) for other in worse)
+
+
+def test_a_singular_matrix_is_an_error(moments):
+    zero = Moments(1, np.zeros(20), np.zeros(210, np.float32), np.zeros((1, 20), np.float32))
+    with pytest.raises(MergeError, match="zero on all samples"):
+        fit_gate([zero, zero])
