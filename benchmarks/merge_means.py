@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import merge_tools
 import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 from lexperts.recipes.common.configurations import read_config
-from lexperts.recipes.lexicon.perplexity import definition_losses, perplexity
+from lexperts.recipes.common.perplexity import definition_losses, perplexity
 from lexperts.recipes.lexicon.training import tokenize_rows
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt
 from run_tools.definition_rows import load_definition_rows

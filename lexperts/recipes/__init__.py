@@ -23,6 +23,7 @@ class Command:
 
 
 TRAIN = {
+    "expert": Command("expert", "train", "Train an expert of a mixture on texts or chats of its domain."),
     "seke": Command("seke", "train", "Fine-tune a keyphrase extractor (SEKE) and score it."),
     "exhird": Command("exhird", "train", "Train a keyphrase generator (ExHiRD) and score it."),
     "exhird-data": Command("exhird", "prepare", "Prepare documents once for several ExHiRD trainings."),

@@ -23,8 +23,9 @@ from transformers import (
     MixtralForCausalLM,
 )
 
+from lexperts.recipes.common import causal_training, perplexity
 from lexperts.recipes.common.arguments import parse_command
-from lexperts.recipes.lexicon import perplexity, routing_report, train_expert, training, tune_router
+from lexperts.recipes.lexicon import routing_report, train_expert, training, tune_router
 from modeling_lexicon import data_lexicon
 from run_tools.definition_rows import FIELDS, load_definition_rows
 from tests.recipes.helpers import TINY, fails, write_rows
@@ -304,12 +305,12 @@ def test_without_a_checkpoint_it_says_so_at_the_next_log_or_the_epochs_end(train
 
 def test_frozen_weights_are_not_looked_at():
     model = torch.nn.Linear(2, 2)
-    assert training.is_finite(model)
+    assert causal_training.is_finite(model)
     model.weight.data[0, 0] = torch.inf
-    assert not training.is_finite(model)
+    assert not causal_training.is_finite(model)
     model.weight.requires_grad = False
-    assert training.is_finite(model)
-    assert training.is_finite(model.requires_grad_(False))
+    assert causal_training.is_finite(model)
+    assert causal_training.is_finite(model.requires_grad_(False))
 
 
 # --- routing ---

@@ -71,6 +71,11 @@ COMMANDS: dict[str, tuple[Callable, tuple, str | None]] = {
         ("num_deputies", 3, 2),
         "model_name_or_path",
     ),
+    "expert": (
+        lambda at: ["--model-name-or-path", at.llama, "--max-length", 32, "--eval-strategy", "no"],
+        ("anchor", False, True),
+        "model_name_or_path",
+    ),
     "lexicon-expert": (lambda at: ["--from-scratch", json.dumps(LLAMA)], ("learn", "definition", "row"), None),
     "lexicon-router": (
         lambda at: ["--model-name-or-path", at.mixtral], ("train", "gates", "experts"), "model_name_or_path",

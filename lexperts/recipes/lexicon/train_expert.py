@@ -24,10 +24,11 @@ from run_tools.model_options import describe_load_errors
 from run_tools.yaml_files import check_names
 
 from ..common.arguments import RunFolderArguments
+from ..common.causal_training import print_rank0, training_command
 from ..common.run_folder import open_run
 from ..common.training import train_bpe
 from .arguments import TRAINED, DataArguments, ModelArguments
-from .training import load_rows, make_dataset, make_trainer, print_rank0, training_command
+from .training import load_rows, make_dataset, make_trainer
 
 
 def check_fields(from_scratch: str) -> dict:
@@ -95,4 +96,4 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     return make_trainer(model, tokenizer, splits, training_args), folder
 
 
-main = training_command("train_expert", prepare, "eval_perplexity", "perplexity of the definitions {:.2f}")
+main = training_command("lexicon", "train_expert", prepare, "eval_perplexity", "perplexity of the definitions {:.2f}")

@@ -28,11 +28,12 @@ from run_tools.resume import ResumableJsonl
 from run_tools.versions import package_version
 
 from ..common.arguments import RunFolderArguments
+from ..common.causal_training import print_rank0, training_command
 from ..common.run_folder import open_run
 from ..common.training import trainer_options
 from .arguments import RewardArguments
 from .rewards import RewardTrainer, collate_pairs, encode_pairs, pair_accuracy, write_pairs
-from .training import load_rows, print_rank0, training_command
+from .training import load_rows
 
 
 def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_args: TrainingArguments):
@@ -69,5 +70,9 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
 
 
 main = training_command(
-    "train_reward", prepare, "eval_accuracy", "the chosen definition has the larger reward in {:.1%} of pairs"
+    "lexicon",
+    "train_reward",
+    prepare,
+    "eval_accuracy",
+    "the chosen definition has the larger reward in {:.1%} of pairs",
 )

@@ -21,10 +21,11 @@ from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.model_options import describe_load_errors
 
 from ..common.arguments import RunFolderArguments
+from ..common.causal_training import print_rank0, training_command
 from ..common.run_folder import open_run
 from .arguments import DataArguments, RouterArguments
 from .routing_report import format_report, module_names, routing_of, routing_sums, summarise, to_log_dict
-from .training import load_rows, make_dataset, make_trainer, print_rank0, training_command
+from .training import load_rows, make_dataset, make_trainer
 
 
 class RoutingReport(TrainerCallback):
@@ -130,4 +131,4 @@ def prepare(
     return trainer, folder
 
 
-main = training_command("tune_router", prepare, "eval_perplexity", "perplexity of the definitions {:.2f}")
+main = training_command("lexicon", "tune_router", prepare, "eval_perplexity", "perplexity of the definitions {:.2f}")

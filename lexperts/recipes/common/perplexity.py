@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from modeling_lexicon.data_lexicon import IGNORED, DataCollatorForDefinitions
 
 
-def definition_nll(logits, labels: torch.Tensor) -> torch.Tensor:
+def token_nll(logits, labels: torch.Tensor) -> torch.Tensor:
     """logits (B, T, V), labels (B, T) -> (B, 2): a row's negative log-likelihood in nats, and its number of labels.
 
     The Trainer passes a tuple of outputs if a model returns more; the logits are then its tensor of three dimensions.
@@ -41,7 +41,7 @@ def perplexity(sums) -> float:
 
 
 def perplexity_metric(prediction) -> dict[str, float]:
-    """`compute_metrics` for a Trainer whose `preprocess_logits_for_metrics` is `definition_nll`."""
+    """`compute_metrics` for a Trainer whose `preprocess_logits_for_metrics` is `token_nll`."""
     return {"perplexity": perplexity(prediction.predictions)}
 
 
@@ -62,6 +62,6 @@ def definition_losses(model, columns: dict[str, list], collator: DataCollatorFor
         batch = collator([{name: columns[name][i] for name in names} for i in indices])
         batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
         labels = batch["labels"]  # passed to the model too: sequence routing finds the prompt by them
-        sums[indices] = definition_nll(model(**batch, **inputs).logits, labels).cpu()
+        sums[indices] = token_nll(model(**batch, **inputs).logits, labels).cpu()
     model.train(training)
     return sums

@@ -1,0 +1,112 @@
+"""What the trainings of causal language models share: checkpoints, weights that are not finite, a run that ends in one line."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+
+from run_tools.errors import RESUME
+from run_tools.files import write_file
+
+from .arguments import command
+from .run_folder import RunFolder, last_checkpoint, training_summary
+from .training import train_or_resume
+
+
+def print_rank0(text: str) -> None:
+    """Prints once, however many processes run."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, flush=True)
+
+
+class CheckpointTrainer(Trainer):
+    """Loads checkpoints by `from_pretrained`, which converts names of tensors. The stock Trainer does not: a Mixtral
+    resumes with the gates and experts that it started with (transformers 5.23).
+    """
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        model = self.model if model is None else model
+        if not isinstance(model, PreTrainedModel):  # an adapter, or a wrapped model
+            return super()._load_from_checkpoint(resume_from_checkpoint, model)
+        loaded = type(model).from_pretrained(resume_from_checkpoint, dtype=model.dtype)
+        model.load_state_dict(loaded.state_dict())
+
+    def _load_best_model(self):
+        if not isinstance(self.model, PreTrainedModel):
+            return super()._load_best_model()
+        self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+def is_finite(model) -> bool:
+    """Whether all trainable weights on this process are finite."""
+    weights = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
+    weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+    return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+
+
+class StopAtNaN(TrainerCallback):
+    """Raises a `FloatingPointError` before a log, evaluation or checkpoint if a weight is not finite.
+
+    Gradient clipping turns one non-finite gradient into NaN in all weights, and the Trainer continues with a loss of 0.
+    """
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        """Before a log, an evaluation or a checkpoint."""
+        if control.should_log or control.should_evaluate or control.should_save:
+            self.check(args, state, model)
+
+    def on_epoch_end(self, args, state, control, model, **kwargs):
+        """After every epoch."""
+        self.check(args, state, model)
+
+    def check(self, args, state, model) -> None:
+        """Raises the error if a weight is not finite."""
+        if is_finite(model):
+            return
+        last = last_checkpoint(args.output_dir)
+        action = f"resumes from {last}, which is finite" if last else "starts again, because no checkpoint exists yet"
+        raise FloatingPointError(
+            f"step {state.global_step}: the weights contain NaN or infinite values, after a gradient that was not finite. The "
+            f"same command {action}. If it happens again, use a lower learning_rate (now {args.learning_rate:g})"
+            + (", or bf16: false." if args.bf16 else ", or fp16: false." if args.fp16 else ".")
+        )
+
+
+def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description: str) -> None:
+    """Saves model and tokenizer, scores the validation rows if there are any, prints this metric by the format of its
+    description, and writes results.json.
+    """
+    ran = training_summary(trainer.args, trainer.state)
+    if hasattr(trainer.model.config, "output_router_logits"):
+        trainer.model.config.output_router_logits = False  # users of a saved mixture need no auxiliary loss
+    trainer.save_model()
+    metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
+    if trainer.is_world_process_zero():
+        output = Path(trainer.args.output_dir)
+        (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and not part of the model
+        results = {**metrics, "ran": ran, "log": trainer.state.log_history}
+        write_file(output / "results.json", json.dumps(results, indent=1))
+        folder.mark_finished(ran=ran)
+        if metrics:
+            print(f"validation: {description.format(metrics[metric])}")
+        print(f"The model is in {output}.", flush=True)
+
+
+def training_command(
+    recipe: str, module: str, prepare: Callable[..., tuple[Trainer, RunFolder]], metric: str, description: str
+) -> Callable:
+    """The `main(argv)` of a command that trains, saves and scores what `prepare` makes of its arguments; see `save_and_score`.
+
+    A training whose weights become NaN ends with a `FloatingPointError`; the command resumes from the last checkpoint.
+    """
+
+    def run(*groups) -> None:
+        trainer, folder = prepare(*groups)
+        trainer.add_callback(StopAtNaN())
+        train_or_resume(trainer, folder)
+        save_and_score(trainer, folder, metric, description)
+
+    return command(recipe, module, run, RESUME)

@@ -1,0 +1,1 @@
+"""Experts that are trained to be merged: `lexperts train expert`."""

@@ -1,0 +1,108 @@
+"""Texts and chats as windows of token ids with labels."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from run_tools.errors import UserError, short_repr
+from run_tools.jsonl import rows_of_file
+
+IGNORED = -100  # label of a token without a loss
+EXAMPLE = (
+    '{"text": "..."}, {"messages": [{"role": "user", "content": "..."}]} or {"prompt": "...", "completion": "..."}'
+)
+Row = dict[str, list[int]]
+
+
+def read_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
+    """The place and the row of each text of a .txt file, or each line of JSON Lines.
+
+    Raises:
+        UserError: for a line that is neither; the message names it.
+    """
+    if Path(path).suffix == ".txt":
+        with open(path, encoding="utf-8") as file:
+            yield from ((f"{path}, line {n}", {"text": line.strip()}) for n, line in enumerate(file, 1) if line.strip())
+        return
+    for where, row in rows_of_file(path, EXAMPLE):
+        if not isinstance(row, dict) or not ({"text", "messages"} & set(row) or {"prompt", "completion"} <= set(row)):
+            raise UserError(f"{where}: {short_repr(row)} is neither a text nor a chat. Write {EXAMPLE}.")
+        if "messages" not in row:
+            for name in ("text",) if "text" in row else ("prompt", "completion"):
+                if not isinstance(row[name], str):
+                    raise UserError(f"{where}: {name}={short_repr(row[name])} is not a text. Put it in quotes.")
+        yield where, row
+
+
+def encode(tokenizer, row: dict, where: str) -> Row:
+    """The tokens of a text, all with a loss, or of a chat, with a loss on the completion or what the assistant says."""
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    if "text" in row:
+        ids = tokenizer(row["text"], verbose=False)["input_ids"] + end
+        return {"input_ids": ids, "labels": list(ids)}
+    if "messages" in row:
+        return encode_chat(tokenizer, row["messages"], where)
+    prompt = tokenizer(row["prompt"], verbose=False)["input_ids"]
+    completion = tokenizer(row["completion"], add_special_tokens=False, verbose=False)["input_ids"] + end
+    return {"input_ids": prompt + completion, "labels": [IGNORED] * len(prompt) + completion}
+
+
+def encode_chat(tokenizer, messages: Sequence[dict], where: str) -> Row:
+    """A chat by the tokenizer's template; the labels are the turns of the assistant, with the token that ends them.
+
+    Raises:
+        UserError: for messages that the template refuses, and without a turn of the assistant.
+    """
+
+    def render(count: int, prompt: bool) -> str:
+        return tokenizer.apply_chat_template(messages[:count], tokenize=False, add_generation_prompt=prompt)
+
+    try:
+        text = render(len(messages), False)
+        turns = [
+            (render(turn, True), render(turn + 1, False)) for turn, m in enumerate(messages) if m["role"] == "assistant"
+        ]
+    except Exception as error:  # of Jinja and of transformers, which have no type in common
+        raise UserError(
+            f"{where}: the messages do not fit the model's chat template ({short_repr(str(error))})."
+        ) from error
+    if bad := [start for start, stop in turns if not (stop.startswith(start) and text.startswith(stop))]:
+        raise UserError(
+            f"{where}: the model's chat template renders {short_repr(bad[0][-80:])} otherwise when a turn follows. Give chats of one turn."
+        )
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ids, spans = encoded["input_ids"], [(len(start), len(stop)) for start, stop in turns]
+    labels = [
+        id if any(first < stop and last > start for start, stop in spans) else IGNORED
+        for id, (first, last) in zip(ids, encoded["offset_mapping"], strict=True)
+    ]
+    if all(label == IGNORED for label in labels):
+        raise UserError(
+            f"{where}: the chat has no turn of the assistant to learn from. Add one, or leave the line out."
+        )
+    return {"input_ids": ids, "labels": labels}
+
+
+def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int | None = None) -> list[Row]:
+    """Windows of at most `max_length` tokens. Texts are joined, each with its end of text, and cut; a chat is a window of its own, and
+    is truncated at its end.
+
+    Raises:
+        UserError: for a line that is neither a text nor a chat, and for files without enough tokens.
+    """
+    windows: list[Row] = []
+    joined: list[int] = []
+    for path in paths:
+        for where, row in islice(read_rows(path), max_rows):
+            encoded = encode(tokenizer, row, where)
+            if "text" in row:
+                joined += encoded["input_ids"]
+            else:
+                window = {name: values[:max_length] for name, values in encoded.items()}
+                if any(label != IGNORED for label in window["labels"]):
+                    windows.append(window)
+    pieces = [joined[start : start + max_length] for start in range(0, len(joined), max_length)]
+    windows += [{"input_ids": piece, "labels": list(piece)} for piece in pieces if len(piece) > 1]
+    if not windows:
+        raise UserError(f"{', '.join(map(str, paths))}: no row has a text to learn from.")
+    return windows

@@ -1,0 +1,120 @@
+"""Trains one expert of a mixture from texts or chats of its domain, with the stock Trainer.
+
+    lexperts train expert smollm2 --train-files radiology.jsonl --output-dir experts/radiology
+    lexperts train expert smollm2 --train-files radiology.jsonl --anchor --output-dir experts/radiology
+
+By default only the MLPs are trained: what all experts share stays the base's, so merging changes nothing that is not routed. The
+output is a dense model that `lexperts merge compose` reads; with --lora an adapter of it. To thaw more weights later, as in BAR
+(arXiv 2604.18473), train again from the output with another --freeze.
+
+Start the same command again after an interruption: training resumes from the last checkpoint.
+"""
+
+from datasets import Dataset
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, Trainer
+
+from merge_tools import anchors
+from merge_tools.checkpoints import open_source
+from merge_tools.families import FAMILIES
+from modeling_lexicon.data_lexicon import DataCollatorForDefinitions
+from run_tools.errors import UserError, short_repr
+from run_tools.model_loading import open_config, open_model, open_tokenizer
+from run_tools.model_options import describe_load_errors
+from run_tools.pretrained import resolve_model
+
+from ..common.arguments import RunFolderArguments
+from ..common.causal_training import CheckpointTrainer, print_rank0, training_command
+from ..common.perplexity import perplexity_metric, token_nll
+from ..common.run_folder import open_run
+from ..common.training import trainer_options
+from .anchor import GATE, add_anchors
+from .arguments import FREEZE, DataArguments, ModelArguments
+from .texts import make_windows
+
+
+class AnchoredTrainer(Trainer):
+    """Saves the expert in the layout of a dense model, and the gates between it and its frozen copy in a file of their own, which names
+    the base by its digest.
+    """
+
+    base_digest = ""
+
+    def save_model(self, output_dir=None, _internal_call: bool = False):
+        """As in the Trainer. Checkpoints hold the gates too, with which training resumes."""
+        if _internal_call:
+            return super().save_model(output_dir, _internal_call)
+        weights = self.model.state_dict()
+        gates = {name: weight.detach().cpu().contiguous() for name, weight in weights.items() if GATE in name}
+        folder = output_dir or self.args.output_dir
+        self.model.save_pretrained(folder, state_dict={k: v for k, v in weights.items() if k not in gates})
+        self.processing_class.save_pretrained(folder)
+        save_file(gates, f"{folder}/{anchors.FILE}", {anchors.BASE: self.base_digest})
+
+
+def freeze(model: nn.Module, kept: str) -> int:
+    """Freezes what an option of `--freeze` says; returns the number of trainable weights."""
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(part in name for part in FREEZE[kept]))
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def load(args: ModelArguments):
+    """The model, ready to be trained, and its tokenizer.
+
+    Raises:
+        UserError: for a model that is not of a family that merging supports.
+    """
+    name = resolve_model(args.model_name_or_path)
+    with describe_load_errors("--model-name-or-path", name):
+        model_type = open_config(name).model_type
+    if model_type not in FAMILIES:
+        raise UserError(
+            f"--model-name-or-path {short_repr(name)} has the model_type {model_type!r}, which cannot be merged. Use one of "
+            f"{', '.join(sorted(FAMILIES))}."
+        )
+    with describe_load_errors("--model-name-or-path", name):
+        tokenizer, model = open_tokenizer(name), open_model(AutoModelForCausalLM, name, dtype=args.dtype)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    count = freeze(model, args.freeze)
+    if args.anchor:
+        add_anchors(model)
+    if args.lora:
+        from peft import LoraConfig, get_peft_model
+
+        targets = ["gate_proj", "up_proj", "down_proj"]
+        options = {"r": args.lora_r, "lora_alpha": 2 * args.lora_r, "target_modules": targets, "task_type": "CAUSAL_LM"}
+        model = get_peft_model(model, LoraConfig(**options))
+        count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    print_rank0(f"{count:,} of {model.num_parameters():,} weights are trained")
+    return model, tokenizer
+
+
+def make_dataset(name: str, files: list[str], tokenizer, args: DataArguments) -> Dataset:
+    """The windows of a split; prints their numbers."""
+    windows = make_windows(tokenizer, files, args.max_length, args.max_rows)
+    tokens = sum(label >= 0 for window in windows for label in window["labels"])
+    print_rank0(f"{name}: {len(windows):,} windows, {tokens:,} tokens with a loss")
+    return Dataset.from_list(windows)
+
+
+def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
+    """Everything before training -> the trainer and the run folder. Raises all errors that the user can fix."""
+    folder = open_run(
+        "expert/train.py", training_args, model_args, data_args, overwrite=folder_args.overwrite_output_dir
+    )
+    model, tokenizer = load(model_args)
+    files = {"train": data_args.train_files, "validation": data_args.validation_files}
+    splits = {name: make_dataset(name, paths, tokenizer, data_args) for name, paths in files.items() if paths}
+    options = trainer_options(model, training_args, splits, DataCollatorForDefinitions(tokenizer), tokenizer)
+    options |= {"compute_metrics": perplexity_metric, "preprocess_logits_for_metrics": token_nll}
+    if not model_args.anchor:
+        return CheckpointTrainer(**options), folder
+    trainer = AnchoredTrainer(**options)
+    trainer.base_digest = anchors.digest_of_base(open_source("base", model_args.model_name_or_path))
+    return trainer, folder
+
+
+main = training_command("expert", "train", prepare, "eval_perplexity", "perplexity of the held-out texts {:.2f}")

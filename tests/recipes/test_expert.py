@@ -1,0 +1,263 @@
+"""`lexperts train expert`: what is trained and saved, texts and chats, anchors, adapters, and merging the results."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+
+from lexperts.recipes.expert import texts, train
+from lexperts.recipes.expert.anchor import add_anchors
+from lexperts.recipes.lexicon.train_expert import train_tokenizer
+from merge_tools import MergeError, add, compose, inspect, remove
+from merge_tools.anchors import FILE
+from tests.recipes.helpers import TINY, KilledError, fails, kill_after_a_checkpoint, run_main, write_rows
+
+CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
+TEXTS = [{"text": f"the {thing} number {i} is near the {thing}"} for i in range(12) for thing in ("bird", "boat")]
+OPTIONS = (
+    "--max-steps",
+    2,
+    "--per-device-train-batch-size",
+    4,
+    "--learning-rate",
+    0.01,
+    "--use-cpu",
+    "--report-to",
+    "none",
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**TINY, initializer_range=0.3)).save_pretrained(folder)
+    tokenizer = train_tokenizer(
+        [{"term": "bird", "context": row["text"], "definition": row["text"]} for row in TEXTS], TINY["vocab_size"]
+    )
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(tmp_path / "rows.jsonl", TEXTS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(base):
+    return AutoTokenizer.from_pretrained(base)
+
+
+def train_on(base, rows, out, *options):
+    done = run_main(
+        train.main, "--model-name-or-path", base, "--train-files", rows, "--output-dir", out, *OPTIONS, *options
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return SimpleNamespace(folder=out, printed=done.stdout)
+
+
+def changed(base, folder):
+    before, after = load_file(base / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert set(before) == set(after)
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@pytest.mark.parametrize(
+    "options, trained",
+    [
+        ((), {"mlp"}),
+        (("--anchor",), {"mlp"}),
+        (("--freeze", "embeddings"), {"mlp", "self_attn", "norm"}),
+        (("--freeze", "nothing"), {"mlp", "self_attn", "norm", "embed", "lm_head"}),
+    ],
+    ids=["shared", "anchor", "embeddings", "nothing"],
+)
+def test_only_what_is_not_frozen_changes(options, trained, base, rows, tmp_path):
+    run = train_on(base, rows, tmp_path / "out", *options)
+    names = changed(base, run.folder)
+    found = {part for part in ("mlp", "self_attn", "norm", "embed", "lm_head") if any(part in name for name in names)}
+    assert found == trained
+    assert not list(run.folder.glob("*.bin"))
+
+
+def test_experts_of_one_base_merge_without_a_change_of_what_they_share(base, rows, tmp_path):
+    other = write_rows(tmp_path / "other.jsonl", [{"text": row["text"][::-1]} for row in TEXTS])
+    one = train_on(base, rows, tmp_path / "one").folder
+    two = train_on(base, other, tmp_path / "two", "--anchor").folder
+    specs = [{"source_model": str(one), "samples": str(rows)}, {"source_model": str(two), "samples": str(other)}]
+    compose({"base_model": str(base), "experts": specs, "gate_mode": "ridge"}, tmp_path / "mixture")
+    mixture, dense = load_file(tmp_path / "mixture" / "model.safetensors"), load_file(base / "model.safetensors")
+    shared = [name for name in dense if name in mixture]
+    assert len(shared) > 10 and all(torch.equal(mixture[name], dense[name]) for name in shared)
+    assert inspect(tmp_path / "mixture")["confusion"]
+
+
+def test_an_adapter_of_the_mlps_is_an_expert(base, rows, tmp_path):
+    adapter = train_on(base, rows, tmp_path / "adapter", "--lora", "--lora-r", 2).folder
+    assert (adapter / "adapter_config.json").is_file() and not (adapter / "model.safetensors").exists()
+    compose({"base_model": str(base), "experts": [str(adapter), str(base)]}, tmp_path / "mixture")
+    mixture, dense = load_file(tmp_path / "mixture" / "model.safetensors"), load_file(base / "model.safetensors")
+    name, prefix = "model.layers.0.mlp.up_proj.weight", "model.layers.0.block_sparse_moe.experts"
+    assert torch.equal(mixture[f"{prefix}.1.w3.weight"], dense[name])
+    assert not torch.equal(mixture[f"{prefix}.0.w3.weight"], dense[name])
+
+
+def test_an_anchored_model_begins_as_its_base(base):
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    ids = torch.arange(5, 20)[None]
+    before = model(ids).logits
+    add_anchors(model)
+    torch.testing.assert_close(model(ids).logits, before)
+
+
+def test_an_anchored_mlp_is_a_mixture_with_its_frozen_copy(base):
+    model = AutoModelForCausalLM.from_pretrained(base).eval()
+    mlp, x = model.model.layers[0].mlp, torch.randn(2, 3, TINY["hidden_size"])
+    frozen = mlp(x)
+    add_anchors(model)
+    with torch.no_grad():
+        mlp.up_proj.weight.add_(0.1)
+        torch.nn.init.normal_(mlp.anchor_gate.weight)
+    shares = (x @ mlp.anchor_gate.weight.T).softmax(-1)
+    trained = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+    torch.testing.assert_close(mlp(x), shares[..., :1] * frozen + shares[..., 1:] * trained)
+    mlp(x).sum().backward()
+    assert mlp.anchor_gate.weight.grad.abs().sum() > 0 and mlp.up_proj.weight.grad.abs().sum() > 0
+
+
+def test_an_anchored_training_that_was_killed_ends_as_if_it_had_not(base, rows, tmp_path, monkeypatch):
+    options = ("--anchor", "--save-strategy", "steps", "--save-steps", 1)
+    whole = train_on(base, rows, tmp_path / "whole", *options).folder
+    with monkeypatch.context() as patch:
+        kill_after_a_checkpoint(patch)
+        with pytest.raises(KilledError):
+            train_on(base, rows, tmp_path / "killed", *options)
+    resumed = train_on(base, rows, tmp_path / "killed", *options).folder
+    for name in ("model.safetensors", FILE):
+        one, other = load_file(whole / name), load_file(resumed / name)
+        assert set(one) == set(other) and all(torch.allclose(one[key], other[key], atol=1e-6) for key in one), name
+    assert any(gate.abs().sum() > 0 for gate in load_file(whole / FILE).values())
+
+
+def test_anchored_experts_merge_with_the_gates_that_they_have_learned(base, rows, tmp_path):
+    other = write_rows(tmp_path / "other.jsonl", [{"text": row["text"][::-1]} for row in TEXTS])
+    one = train_on(base, rows, tmp_path / "one", "--anchor").folder
+    two = train_on(base, other, tmp_path / "two", "--anchor").folder
+    recipe = {"base_model": str(base), "gate_mode": "anchor", "average": "base", "include_base": True}
+    compose({**recipe, "experts": [str(one), str(two)]}, tmp_path / "mixture")
+    gate = load_file(tmp_path / "mixture" / "model.safetensors")["model.layers.1.block_sparse_moe.gate.weight"]
+    learned = [load_file(folder / FILE)["model.layers.1.mlp.anchor_gate.weight"] for folder in (one, two)]
+    assert torch.equal(gate, torch.stack([*(rows[1] - rows[0] for rows in learned), torch.zeros(TINY["hidden_size"])]))
+    compose({**recipe, "include_base": False, "experts": [str(one), str(two)]}, tmp_path / "small")
+    add(tmp_path / "small", {"source_model": str(base), "name": "base"}, tmp_path / "added")
+    assert (tmp_path / "added" / "model.safetensors").read_bytes() == (
+        tmp_path / "mixture" / "model.safetensors"
+    ).read_bytes()
+    remove(tmp_path / "added", "base", tmp_path / "back")
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
+        tmp_path / "small" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_gates_that_were_not_learned_beside_this_base_are_refused(base, rows, tmp_path):
+    one = train_on(base, rows, tmp_path / "one", "--anchor").folder
+    plain = train_on(base, rows, tmp_path / "plain").folder
+    recipe = {"gate_mode": "anchor", "average": "base"}
+    with pytest.raises(MergeError, match=f"plain: .*{FILE}, which does not exist.*--anchor"):
+        compose({**recipe, "base_model": str(base), "experts": [str(one), str(plain)]}, tmp_path / "out")
+    with pytest.raises(MergeError, match="one: .*beside another base"):
+        compose({**recipe, "base_model": str(plain), "experts": [str(one), str(plain)]}, tmp_path / "out")
+
+
+def test_texts_are_joined_and_cut_into_windows(tokenizer, tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("the bird\n\nthe boat is near\n")
+    windows = texts.make_windows(tokenizer, [path], 4)
+    joined = [
+        i for text in ("the bird", "the boat is near") for i in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+    ]
+    assert [i for window in windows for i in window["input_ids"]] == joined[
+        : len(joined) // 4 * 4 + (len(joined) % 4 > 1) * 4
+    ]
+    assert all(window["labels"] == window["input_ids"] for window in windows)
+
+
+def test_a_chat_has_its_loss_on_what_the_assistant_says(tokenizer):
+    messages = [
+        {"role": "user", "content": "a bird"}, {"role": "assistant", "content": "near"},
+        {"role": "user", "content": "a boat"}, {"role": "assistant", "content": "the boat"},
+    ]  # fmt: skip
+    row = texts.encode(tokenizer, {"messages": messages}, "here")
+    learned = [i for i, label in zip(row["input_ids"], row["labels"], strict=True) if label != -100]
+    assert tokenizer.decode(learned).split() == ["near", "the", "boat"]
+    assert all(label in (-100, i) for i, label in zip(row["input_ids"], row["labels"], strict=True))
+
+
+def test_a_completion_has_its_loss_on_itself_and_its_end(tokenizer):
+    row = texts.encode(tokenizer, {"prompt": "the bird is", "completion": " near"}, "here")
+    learned = [label for label in row["labels"] if label != -100]
+    assert learned[-1] == tokenizer.eos_token_id and tokenizer.decode(learned[:-1]).strip() == "near"
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"words": "a"}, "line 1.*neither a text nor a chat"),
+        ({"text": 3}, "line 1.*text=3 is not a text"),
+        ({"prompt": "a", "completion": None}, "completion=None is not a text"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "no turn of the assistant"),
+        ({"messages": ["a"]}, "do not fit the model's chat template"),
+        ({"text": ""}, "no row has a text to learn from"),
+    ],
+)
+def test_rows_that_cannot_be_learned_from(row, message, base, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", [row])
+    line = fails(
+        train.main, "--model-name-or-path", base, "--train-files", rows, "--output-dir", tmp_path / "out", *OPTIONS
+    )
+    assert re.search(message, line), line
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (("--lora", "--anchor"), "--anchor"),
+        (("--lora", "--freeze", "nothing"), "--freeze nothing"),
+        (("--freeze", "all"), "shared"),
+    ],
+)
+def test_options_that_exclude_each_other(options, message, base, rows, tmp_path):
+    assert message in fails(
+        train.main, "--model-name-or-path", base, "--train-files", rows, "--output-dir", tmp_path / "o", *options
+    )
+
+
+def test_a_model_of_another_family_is_refused(rows, tmp_path, tokenizer):
+    BertModel(
+        BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+    ).save_pretrained(tmp_path / "bert")
+    tokenizer.save_pretrained(tmp_path / "bert")
+    line = fails(
+        train.main,
+        "--model-name-or-path",
+        tmp_path / "bert",
+        "--train-files",
+        rows,
+        "--output-dir",
+        tmp_path / "o",
+        *OPTIONS,
+    )
+    assert "bert" in line and "llama" in line
+
+
+def test_held_out_texts_are_scored(base, rows, tmp_path):
+    run = train_on(base, rows, tmp_path / "out", "--validation-files", rows)
+    assert "perplexity of the held-out texts" in run.printed
+    assert json.loads((run.folder / "results.json").read_text())["eval_perplexity"] > 1
