@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.helpers import save_tiny_llama
+
 nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
 nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
@@ -20,6 +22,11 @@ TINY = {
         ["merged-experts/mixture/config.json", "merged-experts/routing.png"],
         "MixtralForCausalLM",
     ),
+    "train_and_merge_real_llamas": (
+        'BASE = "base"; STEPS = 1',
+        ["real-llamas/mixture/gate_statistics.safetensors", "real-llamas/kept.png", "real-llamas/map.png"],
+        "held-out tokens of licences",
+    ),
 }
 
 
@@ -27,7 +34,12 @@ TINY = {
 def kernel():
     """A kernel for all notebooks, so that torch is imported once; each begins with an empty namespace."""
     kernel = manager.KernelManager(kernel_name="python3")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYDEVD_DISABLE_FILE_VALIDATION": "1", "TQDM_DISABLE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "TQDM_DISABLE": "1",
+    }
     kernel.start_kernel(env=environment)
     yield kernel
     kernel.shutdown_kernel(now=True)
@@ -50,6 +62,8 @@ def test_a_notebook_runs_from_top_to_bottom(path, kernel, tmp_path):
     cell = parameters(notebook)
     assert f"\n{setting.split(' = ')[0]} = " in f"\n{cell.source}"
     cell.source += f"\n{setting}"
+    if "BASE" in setting:
+        save_tiny_llama(tmp_path / "base")
     notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}"))
     nbclient.NotebookClient(notebook, km=kernel, timeout=300).execute(reset_kc=True)
     for name in files:

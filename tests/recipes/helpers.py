@@ -6,7 +6,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
-from transformers import Trainer
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer
+
+from lexperts.recipes.lexicon.train_expert import train_tokenizer
 
 TINY = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -57,3 +60,13 @@ def kill_after_a_checkpoint(patch):
         raise KilledError
 
     patch.setattr(Trainer, "_save_checkpoint", save_and_end)
+
+
+def save_tiny_llama(folder: Path) -> None:
+    """Saves a Llama of a few thousand random weights with its tokenizer."""
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer([{"term": "a", "context": "def f(x): return x", "definition": "the end"}] * 9, 300)
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(folder)

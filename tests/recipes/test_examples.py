@@ -7,18 +7,19 @@ import pytest
 from transformers import AutoModelForCausalLM, pipeline
 
 from run_tools.jsonl import read_jsonl
+from tests.recipes.helpers import save_tiny_llama
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DOCUMENT = read_jsonl(EXAMPLES / "corpus" / "test.jsonl")[0]
 TITLED = {"title": DOCUMENT["title"], "text": DOCUMENT["text"]}
 
 
-def run_example(name: str, output: Path) -> None:
+def run_example(name: str, output: Path, *more: str) -> None:
     """Imports the file, which no package contains, and calls its `main`."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.main(["--steps", "2", "--output", str(output)])
+    module.main(["--steps", "2", "--output", str(output), *more])
 
 
 @pytest.mark.parametrize(
@@ -41,3 +42,13 @@ def test_two_experts_are_merged_into_a_mixtral_and_again(tmp_path, capsys):
         run_example("merge_experts", tmp_path)
         assert "MixtralForCausalLM with 2 experts" in capsys.readouterr().out
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "mixture").config.num_local_experts == 2
+
+
+def test_real_llamas_are_trained_and_merged_from_texts_that_everybody_has(tmp_path, capsys):
+    save_tiny_llama(tmp_path / "base")
+    run_example("merge_real_llamas", tmp_path / "out", "--base", str(tmp_path / "base"), "--plots")
+    printed = capsys.readouterr().out
+    assert all(
+        part in printed for part in ("held-out tokens", "gain kept", "[reference] The try statement", "All of it took")
+    )
+    assert all((tmp_path / "out" / name).is_file() for name in ("kept.png", "map.png"))
