@@ -349,6 +349,16 @@ def test_a_missing_subword_tokenizer_is_warned_of(with_subword_tokenizer, tmp_pa
     assert len(warnings) == 1 and "is missing" in warnings[0] and "with_subword_tokenizer" in warnings[0]
 
 
+def test_code_of_a_subword_tokenizer_is_not_asked_for(with_subword_tokenizer, tmp_path, monkeypatch):
+    with_subword_tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "subword_tokenizer" / "tokenizer_config.json"
+    planted = {"tokenizer_class": "Planted", "auto_map": {"AutoTokenizer": [None, "planted.Planted"]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | planted))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        ExhirdTokenizer.from_pretrained(tmp_path)
+
+
 def test_auto_tokenizer_finds_the_class_by_name_and_by_configuration(with_subword_tokenizer, tokenizer, tmp_path):
     AutoTokenizer.register(ExhirdConfig, fast_tokenizer_class=ExhirdTokenizer, exist_ok=True)
     with_subword_tokenizer.save_pretrained(tmp_path)
