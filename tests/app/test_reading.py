@@ -204,9 +204,10 @@ def test_bad_files_are_refused_with_what_to_do(extract, tmp_path):
     path = write(tmp_path / "many.csv", ROWS)
     with pytest.raises(ValueError, match="more than 3 documents"):
         extract_file(extract, path, tmp_path, settings, text_column="abstract")
-    path = write(tmp_path / "taken.jsonl", [{"text": "graph cuts", "keyphrases": []}])
-    with pytest.raises(ValueError, match="'keyphrases'.*Rename"):
-        extract_file(extract, path, tmp_path, settings, text_column="text")
+    for name in ("keyphrases", "scores"):
+        path = write(tmp_path / "taken.jsonl", [{"text": "graph cuts", name: []}])
+        with pytest.raises(ValueError, match=f"'{name}'.*Rename"):
+            extract_file(extract, path, tmp_path, settings, text_column="text")
 
 
 def test_a_parquet_file_that_expands_is_refused_before_it_fills_the_memory(extract, tmp_path):
