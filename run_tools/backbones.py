@@ -67,7 +67,7 @@ def load_over_backbone(
     if (quantization := load_kwargs.get("quantization_config")) is not None:
         load_kwargs["quantization_config"] = quantize_backbone_only(quantization, new_modules(cls, config))
     load_kwargs |= {"config": config, "dtype": dtype, "output_loading_info": True}
-    load_kwargs["key_mapping"] = backbone_key_mapping(skeleton, cls.backbone_path)
+    load_kwargs |= {"key_mapping": backbone_key_mapping(skeleton, cls.backbone_path), "ignore_mismatched_sizes": True}
     quiet = NEW_MODULES_EXPECTED.set(not return_info)
     try:
         model, info = cls.from_pretrained(source, **load_kwargs)
@@ -75,7 +75,8 @@ def load_over_backbone(
         raise cannot_open(cls, name_or_path, error) from error
     finally:
         NEW_MODULES_EXPECTED.reset(quiet)
-    check_backbone_loaded(name_or_path, info["missing_keys"], skeleton, cls.backbone_path)
+    check_backbone_loaded(name_or_path, info, skeleton, cls.backbone_path)
+    initialise_new_modules(model, info["missing_keys"], cls.backbone_path)
     # A new model has no saved checkpoint yet, and its parameters keep their own names when it is saved.
     model.name_or_path = model.config.name_or_path = ""  # peft records the first as the base of an adapter
     model.__dict__.pop("_weight_conversions", None)
@@ -176,16 +177,33 @@ def backbone_key_mapping(skeleton: Any, path: str) -> dict[str, str]:
     }
 
 
-def check_backbone_loaded(name_or_path: str | os.PathLike, missing: Iterable[str], skeleton: Any, path: str) -> None:
-    """Raises a `ValueError` if a checkpoint lacks parameters of the backbone."""
+def check_backbone_loaded(name_or_path: str | os.PathLike, info: dict[str, Any], skeleton: Any, path: str) -> None:
+    """Raises a `ValueError` if a checkpoint lacks parameters of the backbone, or has them in other shapes."""
     optional = [re.compile(pattern) for pattern in skeleton._keys_to_ignore_on_load_missing or ()]
     expected = {f"{path}.{name}" for name in skeleton.state_dict()}
-    lost = sorted(key for key in missing if key in expected and not any(pattern.search(key) for pattern in optional))
-    if lost:
+    resized = {key: f"{key} {list(found)} instead of {list(wanted)}" for key, found, wanted in info["mismatched_keys"]}
+    lost = [f"missing {key}" for key in info["missing_keys"] if not any(pattern.search(key) for pattern in optional)]
+    faults = sorted([fault for fault in lost if fault.removeprefix("missing ") in expected - set(resized)])
+    faults += sorted(text for key, text in resized.items() if key in expected)
+    if faults:
         raise ValueError(
-            f"The weights of {str(name_or_path)!r} do not match its own configuration: missing {', '.join(lost[:5])}"
-            f"{' and others' if len(lost) > 5 else ''}. Download or save the checkpoint again."
+            f"The weights of {str(name_or_path)!r} do not match its own configuration: {', '.join(faults[:5])}"
+            f"{' and others' if len(faults) > 5 else ''}. Download or save the checkpoint again."
         )
+
+
+def initialise_new_modules(model: Any, missing: Iterable[str], path: str) -> None:
+    """Draws the weights outside the backbone again that a checkpoint has under the same names: a head that it was trained with."""
+    taken = {name for name in model.state_dict() if not name.startswith(f"{path}.")} - set(missing)
+    if not taken:
+        return
+    for name, module in model.named_modules():
+        inside = {f"{name}.{own}" if name else own for own, _ in module.named_parameters()}
+        if inside & taken:
+            module._is_hf_initialized = False
+    for name in taken:
+        model.get_parameter_or_buffer(name)._is_hf_initialized = False
+    model.initialize_weights()
 
 
 def new_modules(cls: Any, config: Any) -> list[str]:

@@ -5,11 +5,13 @@ import importlib
 import io
 import multiprocessing
 import pickle
+import shutil
 from inspect import signature
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, BartForConditionalGeneration, BertForMaskedLM, BertModel
 
 import lexperts  # noqa: F401  (registers the pipelines)
@@ -202,6 +204,24 @@ def test_from_backbone_takes_the_weights_of_every_form(name, backbones):
     assert 0.25 in (dropout.get("attention_dropout"), dropout.get("attention_probs_dropout_prob"))
     with pytest.raises(ValueError, match="'devise_map'.*'device_map'"):
         over_backbone(name, backbones, devise_map="cpu")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FROM_BACKBONE if not name.startswith("MoeSumm")]
+)  # without a new head
+@pytest.mark.parametrize("rows", [None, 3], ids=["same shapes", "other shapes"])
+def test_no_weight_of_a_checkpoint_is_taken_for_a_new_module_of_its_name(name, rows, backbones, tmp_path):
+    """Such as the `classifier` of a token classifier, which is the name of SEKE's head."""
+    model, source = over_backbone(name, backbones), backbones / backbone_of(name)[0]
+    new = {key: p for key, p in model.named_parameters() if not key.startswith(f"{model.backbone_path}.")}
+    assert new
+    shutil.copytree(source, tmp_path / "with_heads")
+    state = load_file(source / "model.safetensors")
+    state |= {key: torch.full(p.shape if rows is None else (rows,), 7.0) for key, p in new.items()}
+    save_file(state, tmp_path / "with_heads" / "model.safetensors", {"format": "pt"})
+    made = from_folder(name, tmp_path / "with_heads")
+    assert torch.equal(pretrained_weight(made), pretrained_weight(model))
+    assert not any((made.get_parameter(key) == 7).all() for key in new)
 
 
 @pytest.mark.parametrize("name", FROM_BACKBONE)
