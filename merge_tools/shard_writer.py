@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from run_tools.claims import Claim, FileEntry
+from run_tools.files import describe_space
 
 from .checkpoints import Source
 from .errors import MergeError
@@ -242,7 +243,10 @@ class Writer:
         with file:
             with self._lock:
                 self.progress.start("sync", shard.nbytes)
-            os.fsync(file.fileno())
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                raise describe_space(error, self.claim.folder / shard.name) from error
         self.claim.name_file(shard.name, FileEntry(shard.nbytes))
         self._tick("sync")(shard.nbytes)
 

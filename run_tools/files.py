@@ -54,8 +54,8 @@ def write_file(path: str | Path, content: bytes | str) -> None:
 
 
 def describe_space(error: OSError, path: Path) -> OSError:
-    """The error with a message that names the file, if a disk or a quota is full."""
+    """The error with a message that names the file; what to do if a disk or a quota is full."""
     if error.errno not in FULL:
-        return error
+        return error if error.filename else OSError(error.errno, error.strerror, str(path))
     problem, fix = FULL[error.errno]
     return OSError(f"{problem} for {path}. {fix}, and repeat the command to resume.")

@@ -62,6 +62,14 @@ def parse_yaml(text: str, where: str) -> Any:
                 seen.add(key.value)
             return super().construct_mapping(node, deep)
 
+        def construct_object(self, node, deep=False):
+            try:
+                return super().construct_object(node, deep)
+            except (ValueError, KeyError, OverflowError) as error:  # KeyError: of `!!bool x`
+                kind = node.tag.rpartition(":")[2]
+                problem = f"{short_repr(node.value)} is not a valid {kind}; put a text into quotes"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
     try:
         check_depth(yaml, yaml.parse(text, loader_class), where)
         loader = UniqueKeyLoader(text)
@@ -75,7 +83,7 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where} is not valid YAML: {error.problem or error.context}{line}.") from error
     except UserError:
         raise
-    except (yaml.YAMLError, ValueError, KeyError, OverflowError, RecursionError) as error:  # KeyError: of `!!bool x`
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise UserError(f"{where} cannot be read as YAML: {short_reason(error)}.") from error
 
 

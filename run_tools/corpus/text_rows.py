@@ -200,7 +200,9 @@ def array_items(text: str) -> Iterator[Callable[[], Any]]:
         except RecursionError:
             raise ValueError(f"item {number} of its array is nested too deeply") from None
         except json.JSONDecodeError as error:
-            raise ValueError(f"item {number} of its array is not valid JSON: {error}") from error
+            raise ValueError(
+                f"item {number} of its array is not valid JSON: {error}. Correct it, or write one object per line"
+            ) from error
         yield partial(check_depth, value)
         number, position = number + 1, _skip_blank(text, position)
         if text[position : position + 1] == "]":

@@ -84,9 +84,10 @@ def test_a_drive_that_cannot_sync_folders_works(number, recipe, expected, tmp_pa
     assert contents(tmp_path / "out") == expected and "model.safetensors" in events
 
 
-def test_a_file_that_cannot_be_synced_is_an_error(recipe, tmp_path, monkeypatch):
-    synced_names(monkeypatch, lambda path: errno.EIO if "config.json" in path.name else 0)
-    with pytest.raises(OSError, match="Input/output error"):
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_cannot_be_synced_is_an_error_that_names_it(name, recipe, tmp_path, monkeypatch):
+    synced_names(monkeypatch, lambda path: errno.EIO if name in path.name else 0)
+    with pytest.raises(OSError, match=f"Input/output error.*{name}"):
         compose(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
