@@ -34,7 +34,7 @@ def view(raw: np.ndarray, dtype: str) -> np.ndarray:
 def from_float(values: np.ndarray, dtype: str) -> np.ndarray:
     """Converts float32 or float64 values to raw elements of the dtype: one rounding to nearest, ties to even."""
     with np.errstate(over="ignore"):
-        single = values.astype(NUMPY_DTYPES.get(dtype, np.float32))
+        single = values.astype(NUMPY_DTYPES.get(dtype, np.float32), copy=False)
     if dtype != "BF16":
         return single.view(f"<u{single.itemsize}")
     bits = single.view(np.uint32)
