@@ -32,9 +32,12 @@ def view(raw: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def from_float(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Converts float32 or float64 values to raw elements of the dtype: one rounding to nearest, ties to even."""
+    """Converts float32 or float64 values to raw elements of the dtype: one rounding to nearest, ties to even.
+
+    float32 values are not copied for F32: a file that is mapped stays on the disk.
+    """
     with np.errstate(over="ignore"):
-        single = values.astype(NUMPY_DTYPES.get(dtype, np.float32), copy=False)
+        single = values.astype(NUMPY_DTYPES.get(dtype, np.float32), copy=values.dtype != np.float32)
     if dtype != "BF16":
         return single.view(f"<u{single.itemsize}")
     bits = single.view(np.uint32)
