@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,15 @@ import numpy as np
 
 from run_tools.errors import expand_user
 
-from .anchors import anchored_gates
 from .averaging import from_float, to_float64
 from .checkpoints import Source, open_source
 from .compatibility import check_shapes, check_with, lexicon_problem
 from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
-from .gate_modes import GATE_MODES, AnchorMode, DrawnMode, RandomMode, RidgeMode
-from .gate_statistics import read_statistics, ridge_gates, saved_tensors, statistics_file, statistics_of
-from .gates import drawn_gate, gates_from_texts
+from .gate_modes import GATE_MODES, RandomMode
+from .gate_statistics import saved_tensors, statistics_file
+from .gates import gates_with, gates_without
 from .layout import RoutedPart
 from .low_rank import energies, expanded_tensor
 from .mixture import Mixture
@@ -158,33 +156,6 @@ def check_new_expert(old: Mixture, source: Source, recipe: Recipe) -> list[str]:
             check_adapters(report, recipe, old.open_base(), [source], remedy="Merge it with peft first.")
     report.raise_for_errors()
     return [f"{finding.subject}: {finding.message}" for finding in report.warnings]
-
-
-def gates_with(recipe: Recipe, old: Mixture, source: Source) -> Gates:
-    """The gates with a row for the last expert of the recipe, equal to those of a new compose."""
-    mode, new = GATE_MODES[recipe.gate_mode], recipe.experts[-1:]
-    if not old.gated:
-        return Gates()
-    if isinstance(mode, RidgeMode):
-        known = read_statistics(old.folder, old.record["gates"])
-        return ridge_gates(old.gated, [*known, *statistics_of(recipe, old.open_base(), old.gated, new, [source])])
-    if isinstance(mode, DrawnMode):
-        rows = {part.gate: drawn_gate(recipe, part, old.shape, [old.next_row]) for part in old.gated}
-    elif isinstance(mode, AnchorMode):
-        rows = anchored_gates(old.gated, old.open_base(), [source], [source.name]).values
-    else:
-        rows = gates_from_texts(recipe, old.open_base(), old.gated, new).values
-    return Gates({gate: np.concatenate([old.gates()[gate], row]) for gate, row in rows.items()})
-
-
-def gates_without(old: Mixture, kept: Sequence[int]) -> Gates:
-    """The gates of some of the experts: their rows; rows of ridge regression, unless they were tuned, as if there were no others."""
-    rows = {gate: values[list(kept)] for gate, values in old.gates().items()}
-    if isinstance(GATE_MODES[old.recipe.gate_mode], RidgeMode) and old.gated:
-        known = read_statistics(old.folder, old.record["gates"])
-        gates = ridge_gates(old.gated, [known[e] for e in kept])
-        return replace(gates, values=rows) if "tuned" in old.record else gates
-    return Gates(rows)
 
 
 def remove(

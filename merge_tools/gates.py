@@ -1,6 +1,7 @@
 """The first values of gates: drawn, or computed from texts of each expert in one run of the base model, see `gate_modes`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ import numpy as np
 from .anchors import anchored_gates
 from .checkpoints import Source
 from .gate_modes import GATE_MODES, AnchorMode, DrawnMode, RidgeMode, TextMode, mean_state
-from .gate_statistics import ridge_gates, statistics_of
+from .gate_statistics import read_statistics, ridge_gates, statistics_of
 from .gate_texts import encode_texts, run_base, shorten, texts_of
 from .layout import RoutedPart, Shape
+from .mixture import Mixture
 from .plan import Gates
 from .recipe import ExpertRecipe, Recipe, gated_parts
 
@@ -19,16 +21,34 @@ PARALLEL = 1 - 1e-9  # cosine of two rows from which they are the same for a rou
 
 def make_gates(recipe: Recipe, base: Source, experts: list[Source]) -> Gates:
     """The gates of a recipe, whose sources these are."""
-    parts, count = gated_parts(recipe, base.shape), len(recipe.experts)
+    parts = gated_parts(recipe, base.shape)
+    if isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
+        return ridge_gates(parts, statistics_of(recipe, base, parts, recipe.experts, experts))
+    return separate_rows(recipe, lambda: base, parts, base.shape, recipe.experts, experts, range(len(experts)))
+
+
+def separate_rows(
+    recipe: Recipe,
+    open_base: Callable[[], Source],
+    parts: list[RoutedPart],
+    shape: Shape,
+    experts: list[ExpertRecipe],
+    sources: list[Source],
+    numbers: Iterable[int],
+) -> Gates:
+    """The rows of some experts in a mode whose rows do not depend on the other experts.
+
+    Args:
+        open_base: opens the base, if the mode needs it.
+        sources, numbers: of the experts; a number seeds a random row.
+    """
     mode = GATE_MODES[recipe.gate_mode]
     if isinstance(mode, DrawnMode):
-        values = {part.gate: drawn_gate(recipe, part, base.shape, range(count)) for part in parts}
-        return Gates(values, {"mode": recipe.gate_mode})
+        rows = {part.gate: drawn_gate(recipe, part, shape, numbers) for part in parts}
+        return Gates(rows, {"mode": recipe.gate_mode})
     if isinstance(mode, AnchorMode):
-        return anchored_gates(parts, base, experts, recipe.names)
-    if isinstance(mode, RidgeMode):
-        return ridge_gates(parts, statistics_of(recipe, base, parts, recipe.experts, experts))
-    return gates_from_texts(recipe, base, parts, recipe.experts)
+        return anchored_gates(parts, open_base(), sources, [expert.name for expert in experts])
+    return gates_from_texts(recipe, open_base(), parts, experts)
 
 
 def drawn_gate(recipe: Recipe, part: RoutedPart, shape: Shape, experts: Iterable[int]) -> np.ndarray:
@@ -61,6 +81,28 @@ def gates_from_texts(recipe: Recipe, base: Source, parts: list[RoutedPart], expe
     if previews:
         info["prompts"] = routing_preview(values, [(shorten(texts[i].text), inputs) for i, inputs in previews.items()])
     return Gates(values, info, warnings=list(find_equal_rows(values, recipe.names)))
+
+
+def gates_with(recipe: Recipe, old: Mixture, source: Source) -> Gates:
+    """The gates with a row for the last expert of the recipe, equal to those of a new compose."""
+    new = recipe.experts[-1:]
+    if not old.gated:
+        return Gates()
+    if isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
+        known = read_statistics(old.folder, old.record["gates"])
+        return ridge_gates(old.gated, [*known, *statistics_of(recipe, old.open_base(), old.gated, new, [source])])
+    rows = separate_rows(recipe, old.open_base, old.gated, old.shape, new, [source], [old.next_row]).values
+    return Gates({gate: np.concatenate([old.gates()[gate], row]) for gate, row in rows.items()})
+
+
+def gates_without(old: Mixture, kept: Sequence[int]) -> Gates:
+    """The gates of some of the experts: their rows; rows of ridge regression, unless they were tuned, as if there were no others."""
+    rows = {gate: values[list(kept)] for gate, values in old.gates().items()}
+    if isinstance(GATE_MODES[old.recipe.gate_mode], RidgeMode) and old.gated:
+        known = read_statistics(old.folder, old.record["gates"])
+        gates = ridge_gates(old.gated, [known[e] for e in kept])
+        return replace(gates, values=rows) if "tuned" in old.record else gates
+    return Gates(rows)
 
 
 def find_equal_rows(gates: dict[str, np.ndarray], names: list[str]) -> Iterator[str]:
