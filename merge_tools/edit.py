@@ -17,7 +17,7 @@ from .compose import compose, metadata_files
 from .errors import MergeError
 from .findings import Report
 from .gate_modes import GATE_MODES, RandomMode
-from .gate_statistics import saved_tensors, statistics_file
+from .gate_statistics import carried_statistics, statistics_file
 from .gates import gates_with, gates_without
 from .layout import RoutedPart
 from .low_rank import energies, expanded_tensor
@@ -396,8 +396,9 @@ def export(
         raise MergeError(f"{old.folder} cannot be written as lexicon: {reason}")
     tensors = plan_with_experts(old, list(range(len(old.names))), old.gates(), recipe)
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
-    if not recipe.rank:
-        record.pop("energies", None)
+    if old.recipe.rank and not recipe.rank:
+        del record["energies"]
+        record["expanded_rank"] = old.recipe.rank
     files = edited_files(old, record, recipe, tensors, Path(out))
-    beside = statistics_file(saved_tensors(old.folder, old.record["gates"]))
+    beside = carried_statistics(old.folder, old.record["gates"])
     return write_output(Path(out), tensors, [old.source], progress, lambda scans: files, beside)

@@ -38,11 +38,13 @@ class ExpertStatistics:
 
     Attributes:
         tokens: the number of tokens that they are of.
+        samples: the SHA-256 of its samples, in whatever order.
         dtype: of the expert's hidden states, safetensors' name.
     """
 
     name: str
     tokens: int
+    samples: str
     dtype: str
     moments: dict[str, Moments]
 
@@ -67,7 +69,8 @@ def statistics_of(
     """
     mode = GATE_MODES[recipe.gate_mode]
     assert isinstance(mode, TextMode)
-    texts = encode_texts(mode, base, [texts_of(recipe, expert) for expert in experts])
+    groups = [texts_of(recipe, expert) for expert in experts]
+    texts = encode_texts(mode, base, groups)
     found = []
     for number, (expert, source) in enumerate(zip(experts, sources, strict=True)):
         own = [text for text in texts if text.expert == number]
@@ -81,7 +84,8 @@ def statistics_of(
         except MergeError as error:
             raise MergeError(f"{expert.name}: {error}") from error
         dtype = source.entry("model.embed_tokens.weight").dtype
-        found.append(ExpertStatistics(expert.name, next(iter(moments.values())).count, dtype, moments))
+        samples = hashlib.sha256(repr(sorted(groups[number][0])).encode()).hexdigest()
+        found.append(ExpertStatistics(expert.name, next(iter(moments.values())).count, samples, dtype, moments))
     return found
 
 
@@ -110,7 +114,14 @@ def key_of(part: RoutedPart) -> str:
 def ridge_gates(parts: list[RoutedPart], statistics: Sequence[ExpertStatistics]) -> Gates:
     """The gates, and how they were made: `tokens` per expert, `ridge` and `scale` per gate, and `confusion` (E, E), the share of
     expert i's held-out tokens that are routed to expert j first, the mean over gates.
+
+    Raises:
+        MergeError: for experts with equal samples, and inputs that are zero.
     """
+    known: dict[str, str] = {}
+    for expert in statistics:
+        if (other := known.setdefault(expert.samples, expert.name)) != expert.name:
+            raise MergeError(f"{expert.name} has the same samples as {other}. Give it samples of its own data.")
     values, fits, tables = {}, [], []
     for part in parts:
         experts = [expert.moments[key_of(part)] for expert in statistics]
@@ -129,6 +140,7 @@ def ridge_gates(parts: list[RoutedPart], statistics: Sequence[ExpertStatistics])
         "mode": "ridge",
         "experts": [expert.name for expert in statistics],
         "tokens": [expert.tokens for expert in statistics],
+        "samples": [expert.samples for expert in statistics],
         "fits": fits,
         "confusion": np.mean(tables, axis=0).round(DIGITS).tolist(),
         "statistics": digest(tensors),
@@ -161,14 +173,17 @@ def statistics_file(tensors: list[OutputTensor]) -> dict[str, list[OutputTensor]
     return {FILE: tensors} if tensors else {}
 
 
+def carried_statistics(folder: Path, info: dict[str, Any]) -> dict[str, list[OutputTensor]]:
+    """The file beside a mixture for a copy with other formats or gates, which does not need it: as in `statistics_file`."""
+    return statistics_file(saved_tensors(folder, info)) if "statistics" in info and (folder / FILE).is_file() else {}
+
+
 def saved_tensors(folder: Path, info: dict[str, Any]) -> list[OutputTensor]:
-    """The tensors of the file beside a mixture, whose record says `info` about its gates; none if they are of another mode.
+    """The tensors of the file beside a mixture, whose record says `info` about its gates.
 
     Raises:
         MergeError: if the file is missing, damaged, or of another mixture.
     """
-    if "statistics" not in info:
-        return []
     path, again = folder / FILE, "Copy it again, or use --recompose."
     if not path.is_file():
         raise MergeError(f"{path} does not exist: the gates cannot be computed again without it. {again}")
@@ -186,7 +201,8 @@ def saved_tensors(folder: Path, info: dict[str, Any]) -> list[OutputTensor]:
 def read_statistics(folder: Path, info: dict[str, Any]) -> list[ExpertStatistics]:
     """The statistics beside a mixture, see `saved_tensors`."""
     saved = {tensor.name: tensor for tensor in saved_tensors(folder, info)}
-    found = [ExpertStatistics(*pair, "", {}) for pair in zip(info["experts"], info["tokens"], strict=True)]
+    facts = zip(info["experts"], info["tokens"], info["samples"], strict=True)
+    found = [ExpertStatistics(*of_expert, "", {}) for of_expert in facts]
     for name in saved:
         number, router = name.split(".", 1)
         if router.endswith(".second"):

@@ -41,7 +41,7 @@ def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]
 
 
 def read_samples(path: Path, seed: int, limit: int) -> list[str]:
-    """Reads a .txt or .jsonl file (`text`, `prompt`, or `term` and `context`); of more than `limit` texts a random sample.
+    """The different texts of a .txt or .jsonl file (`text`, `prompt`, or `term` and `context`); of more than `limit` a random sample.
 
     Raises a `MergeError` if the file is missing, not UTF-8, empty, or has rows without text.
     """
@@ -53,6 +53,7 @@ def read_samples(path: Path, seed: int, limit: int) -> list[str]:
     )
     if not texts:
         raise MergeError(f"{path} has no samples. Add some, or use gate_mode: random.")
+    texts = list(dict.fromkeys(texts))  # a text that is held out must not be among the others too
     if len(texts) > limit:
         indices = np.random.default_rng(seed).choice(len(texts), limit, replace=False)
         texts = [texts[i] for i in sorted(indices)]

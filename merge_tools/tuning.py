@@ -15,7 +15,7 @@ from .averaging import from_float
 from .card import model_card
 from .checkpoints import Source, open_checkpoint
 from .errors import MergeError
-from .gate_statistics import saved_tensors, statistics_file
+from .gate_statistics import carried_statistics
 from .mixture import Mixture
 from .output_config import to_json_bytes
 from .output_folder import write_output
@@ -78,6 +78,8 @@ def tune(
     if not splits:
         raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
     check_free(Path(out))
+    made = read_record(folder)["gates"] if (folder / RECORD).is_file() else {}
+    beside = carried_statistics(folder, made)
     model, tokenizer = open_mixture(folder)
     gates = freeze_all_but_gates(model)
     max_length = min(max_length, model.config.max_position_embeddings)
@@ -101,8 +103,6 @@ def tune(
     tuned = options | {"max_length": max_length, "perplexity": table}
     tensors = tuned_tensors(source, values)
     files = carried_metadata(folder, tuned, tensors, Path(out))
-    made = read_record(folder)["gates"] if (folder / RECORD).is_file() else {}
-    beside = statistics_file(saved_tensors(folder, made))
     written = write_output(Path(out), tensors, [source], progress, lambda scans: files, beside)
     return written | result | {"perplexity": table, "warnings": warn_of_few_texts(table)}
 

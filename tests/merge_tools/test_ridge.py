@@ -163,6 +163,22 @@ def test_statistics_of_another_mixture_are_refused(experts, samples, tmp_path):
     assert (tmp_path / "out" / FILE).is_file()
 
 
+def test_a_mixture_that_was_published_without_its_statistics_is_exported_and_tuned(experts, samples, tmp_path):
+    folders = experts(2)
+    compose(recipe(folders, samples), tmp_path / "out")
+    content = (tmp_path / "out" / FILE).read_bytes()
+    (tmp_path / "out" / FILE).unlink()
+    domains = {folder.name: samples[folder.name] for folder in folders}
+    export(tmp_path / "out", tmp_path / "lexicon", "lexicon")
+    tune(tmp_path / "out", tmp_path / "tuned", domains, steps=1, batch_size=2, max_length=8)
+    assert not any((tmp_path / name / FILE).exists() for name in ("lexicon", "tuned"))
+    (tmp_path / "out" / FILE).write_bytes(content[:-1] + b"!")
+    steps = []
+    with pytest.raises(MergeError, match=f"{FILE} is damaged"):
+        tune(tmp_path / "out", tmp_path / "late", domains, steps=1, on_step=lambda *step: steps.append(step))
+    assert not steps
+
+
 def test_empty_samples_are_refused(experts, samples, tmp_path):
     samples["birds"].write_text("\n")
     with pytest.raises(MergeError, match="birds.jsonl has no samples"):
@@ -182,6 +198,27 @@ def test_few_tokens_are_a_warning_with_their_number(experts, samples, tmp_path):
     (warning,) = compose(recipe(experts(2), samples), tmp_path / "out")["warnings"]
     tokens = made_by(tmp_path / "out")["tokens"][0]
     assert "birds" in warning and f"{tokens} tokens" in warning and "160" in warning  # five times 32
+
+
+def test_an_expert_with_the_samples_of_another_is_not_added(experts, samples, tmp_path):
+    folders = experts(3)
+    compose(recipe(folders[:2], samples), tmp_path / "out")
+    lines = samples["ships"].read_text().splitlines(keepends=True)
+    (tmp_path / "again.jsonl").write_text("".join(reversed(lines)))
+    third = {"source_model": str(folders[2]), "samples": str(tmp_path / "again.jsonl")}
+    with pytest.raises(MergeError, match="tools has the same samples as ships"):
+        add(tmp_path / "out", third, tmp_path / "more")
+    assert not (tmp_path / "more").exists()
+
+
+def test_a_text_that_is_repeated_is_not_held_out(experts, samples, tmp_path):
+    folders, unique = experts(2), list(dict.fromkeys(texts(samples["birds"])))
+    for name, rows in (("once", unique), ("twice", [text for text in unique for _ in range(2)])):
+        samples["birds"] = tmp_path / f"{name}.jsonl"
+        samples["birds"].write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+        compose(recipe(folders, samples), tmp_path / name)
+    assert read_tensors(tmp_path / "once").keys() == read_tensors(tmp_path / "twice").keys()
+    assert (tmp_path / "once" / FILE).read_bytes() == (tmp_path / "twice" / FILE).read_bytes()
 
 
 def test_experts_with_the_same_samples_are_refused(experts, samples):
