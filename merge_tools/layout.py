@@ -114,7 +114,7 @@ class RoutedPart:
     layer: int
     part: str  # "mlp" or the name of a linear layer
     mixture: MixtureClass = MIXTURES["mixtral"]
-    rank: int = 0  # of the experts' differences from the base; 0 if each expert is stored whole
+    rank: int = 0  # of the experts' differences from the base's MLP; 0 if each expert is stored whole
 
     @property
     def module(self) -> str:
@@ -134,7 +134,7 @@ class RoutedPart:
 
     def expert_tensors(self, shape: Shape) -> list[tuple[str, str]]:
         """`[(name in a dense model, suffix after "experts.N." in the mixture)]`; two suffixes, of factors, for experts of low rank."""
-        if self.part == "mlp" and self.rank:
+        if self.rank:
             names = self.mixture.names.items()
             return [
                 (f"{self.module}.{name}.weight", f"{short}.{half}.weight") for name, short in names for half in "AB"
@@ -189,7 +189,7 @@ def routed_parts(
     for layer in chosen:
         if not isinstance(layer, int) or not 0 <= layer < layers:
             raise MergeError(f"router_layers_index contains {layer!r}; the experts have layers 0 to {layers - 1}.")
-    return [RoutedPart(layer, part, mixture, rank) for layer in chosen for part in order]
+    return [RoutedPart(layer, part, mixture, rank if part == "mlp" else 0) for layer in chosen for part in order]
 
 
 def mixture_layout(shape: Shape, parts: list[RoutedPart]) -> list[str | RoutedPart]:

@@ -19,6 +19,7 @@ from .layout import RoutedPart, Shape
 from .output_tensors import OutputTensor
 from .slices import Average, Slice
 from .tensor_files import read_all
+from .value_checks import describe_nonfinite
 
 
 def spectrum(difference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -41,30 +42,42 @@ def decompose(difference: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray
 
 
 class Factors:
-    """The factors of one matrix of one expert, which are computed once for both of their tensors.
-
-    `energy` is that of the factors; `None` before they were computed.
-    """
+    """The factors of one matrix of one expert, which are computed once for both of their tensors and their energy."""
 
     def __init__(self, rank: int):
         self.rank = rank
-        self.energy: float | None = None
+        self._energy: float | None = None
         self._lock, self._halves = Lock(), dict[str, np.ndarray]()
 
     def take(self, half: str, part: Slice) -> np.ndarray:
         """A or B of the expert in a slice."""
         with self._lock:
             if half not in self._halves:
-                assert part.base is not None
-                difference = matrix(part.sources[0], part.tensor) - matrix(part.base, part.tensor)
-                self._halves["A"], self._halves["B"], self.energy = decompose(difference, self.rank)
+                self._compute(part)
             return self._halves.pop(half)
+
+    def energy(self, part: Slice) -> float:
+        """The energy that they keep; a resumed run, which keeps complete files, has to compute it."""
+        with self._lock:
+            if self._energy is None:
+                self._compute(part)
+                self._halves.clear()
+            assert self._energy is not None
+            return self._energy
+
+    def _compute(self, part: Slice) -> None:
+        assert part.base is not None
+        difference = matrix(part.sources[0], part.tensor) - matrix(part.base, part.tensor)
+        self._halves["A"], self._halves["B"], self._energy = decompose(difference, self.rank)
 
 
 def matrix(source: Source, tensor: str) -> np.ndarray:
-    """A matrix of a source in float64, with its adapter applied."""
+    """A matrix of a source in float64, with its adapter applied; raises a `MergeError` if it has NaN or infinity."""
     entry = source.entry(tensor)
-    return np.concatenate([to_float64(raw, entry.dtype) for raw in source.blocks(tensor)]).reshape(entry.shape)
+    values = np.concatenate([to_float64(raw, entry.dtype) for raw in source.blocks(tensor)]).reshape(entry.shape)
+    if not np.isfinite(values).all():
+        raise MergeError(f"{source.name}: {describe_nonfinite([tensor])}")
+    return values
 
 
 class Factor(Average):
@@ -125,19 +138,20 @@ def expanded_tensor(name: str, dense: str, part: RoutedPart, index: int, source:
 
 
 def energies(tensors: Sequence[OutputTensor], count: int) -> list[float | None]:
-    """The mean energy that the factors of each of `count` experts keep, of those that were computed; `None` for the others."""
+    """The mean energy that the factors of each of `count` experts keep; `None` for experts whose tensors are copied."""
     found: list[list[float]] = [[] for _ in range(count)]
     for tensor in tensors:
         factor = tensor.slices[0].average if tensor.slices else None
-        if isinstance(factor, Factor) and factor.half == "A" and factor.factors.energy is not None:
-            found[int(tensor.name.split(".experts.")[1].split(".")[0])].append(factor.factors.energy)
+        if isinstance(factor, Factor) and factor.half == "A":
+            energy = factor.factors.energy(tensor.slices[0])
+            found[int(tensor.name.split(".experts.")[1].split(".")[0])].append(energy)
     return [round(float(np.mean(own)), 4) if own else None for own in found]
 
 
 def rank_for(energy: float, parts: list[RoutedPart], shape: Shape, base: Source, experts: Sequence[Source]) -> int:
     """The smallest rank at which every matrix of every expert keeps this share of its energy."""
     rank = 1
-    for part in parts:
+    for part in (part for part in parts if part.rank):
         for dense in dict.fromkeys(dense for dense, _ in part.expert_tensors(shape)):
             original = matrix(base, dense)
             for expert in experts:

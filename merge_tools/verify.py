@@ -110,7 +110,11 @@ def changed_files(mixture: Mixture, notes: list[str]) -> list[str]:
 
 def tensor_group(tensor: OutputTensor) -> str:
     """The group in which a tensor is counted."""
-    return "gates" if tensor.name.endswith(".gate.weight") else "experts" if ".experts." in tensor.name else "shared"
+    if tensor.name.endswith(".gate.weight"):
+        return "gates"
+    if ".experts." not in tensor.name:
+        return "shared"
+    return "factors" if tensor.name.endswith((".A.weight", ".B.weight")) else "experts"
 
 
 def expected_plan(mixture: Mixture, base: Source, experts: list[Source], notes: list[str]) -> tuple[Plan, set[str]]:
@@ -129,8 +133,11 @@ def expected_plan(mixture: Mixture, base: Source, experts: list[Source], notes: 
         skipped.add("gates")
     if recipe.rank:
         notes.append(
-            "Experts were not compared: factors of low rank differ between processors. `inspect` shows their energy."
+            "Factors of low rank were not compared: they differ between processors. `inspect` shows their energy."
         )
+        skipped.add("factors")
+    elif "expanded_rank" in mixture.record:
+        notes.append(f"Experts were not compared: they were of rank {mixture.record['expanded_rank']}.")
         skipped.add("experts")
     try:
         place = mixture.locate(recipe.centroids) if recipe.centroids else None

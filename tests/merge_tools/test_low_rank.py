@@ -1,14 +1,17 @@
 """`rank`: experts as two thin matrices over the base's MLPs, against the truncated SVD, in every format, added and removed."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from merge_tools import MergeError, add, check, compose, export, extract, inspect, remove, verify
-from merge_tools.low_rank import decompose
+from merge_tools import MergeError, Progress, add, check, compose, export, extract, inspect, remove, verify
+from merge_tools.checkpoints import open_source
+from merge_tools.low_rank import decompose, matrix
 
 from .conftest import contents, logits_of, open_model, read_tensors, recipe_of
 
@@ -79,6 +82,8 @@ def test_every_format_has_the_same_logits(experts, tmp_path):
         (tmp_path / "stock" / "merge_record.json").read_text()
     )
     assert_close(logits_of(thin, IDS), logits_of(stock, IDS), atol=1e-4, rtol=1e-4)
+    verified = verify(tmp_path / "stock")
+    assert verified["ok"] and any("rank 8" in note for note in verified["notes"])
     extract(tmp_path / "thin", folders[1].name, tmp_path / "dense")
     stored = read_tensors(tmp_path / "stock")["model.layers.1.block_sparse_moe.experts.1.w2.weight"]
     assert torch.equal(read_tensors(tmp_path / "dense")["model.layers.1.mlp.down_proj.weight"], stored)
@@ -130,6 +135,56 @@ def test_ranks_that_are_not_possible(options, message, experts):
     report = check(recipe_of(folders, **{"base_model": str(base), "average": "base", "gate_mode": "random", **options}))
     with pytest.raises(MergeError, match=message):
         report.raise_for_errors()
+
+
+def test_attention_is_routed_beside_experts_of_low_rank(experts, tmp_path):
+    base, *folders = experts(3)
+    compose(recipe(folders, base, attention="routed"), tmp_path / "thin")
+    compose(recipe(folders, base, attention="routed", rank=0.9), tmp_path / "energy")
+    compose(recipe(folders, base, attention="routed", rank=None), tmp_path / "whole")
+    thin, whole = read_tensors(tmp_path / "thin"), read_tensors(tmp_path / "whole")
+    attention = [name for name in whole if "self_attn" in name]
+    assert any(".experts.1." in name for name in attention)
+    assert all(torch.equal(thin[name], whole[name]) for name in attention)
+    extract(tmp_path / "thin", folders[0].name, tmp_path / "dense")
+    model = open_model(tmp_path / "thin")
+    model.set_active_experts([0])
+    dense = read_tensors(tmp_path / "dense")
+    copied = [name for name in read_tensors(folders[0]) if "self_attn" in name]
+    assert all(torch.equal(dense[name], read_tensors(folders[0])[name]) for name in copied)
+    assert_close(logits_of(model, IDS), logits_of(open_model(tmp_path / "dense"), IDS), atol=1e-4, rtol=1e-4)
+    assert verify(tmp_path / "thin")["compared"]["experts"] == 2 * 2 * 4  # experts, layers, linears of the attention
+
+
+class Stop(Progress):
+    """Interrupts a merge after some files are on the disk."""
+
+    def __init__(self, files):
+        self.files = files
+
+    def advance(self, phase, count):
+        self.files -= phase == "sync"
+        if not self.files:
+            raise KeyboardInterrupt
+
+
+def test_a_run_that_is_resumed_writes_the_same_record(experts, tmp_path):
+    base, *folders = experts(3, same_shared=True)
+    compose(recipe(folders, base), tmp_path / "whole", shard_bytes=20_000)
+    with pytest.raises(KeyboardInterrupt):
+        compose(recipe(folders, base), tmp_path / "out", shard_bytes=20_000, progress=Stop(files=2))
+    compose(recipe(folders, base), tmp_path / "out", shard_bytes=20_000, resume=True)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_matrix_with_nan_names_its_expert(experts, tmp_path):
+    name, path = "model.layers.0.mlp.up_proj.weight", tmp_path / "ships"
+    shutil.copytree(experts(2)[1], path)
+    tensors = read_tensors(path)
+    tensors[name][1, 3] = float("nan")
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(MergeError, match=f"ships: '{name}' holds NaN"):
+        matrix(open_source("ships", str(path)), name)
 
 
 def test_gguf_needs_the_whole_experts(experts, tmp_path):
