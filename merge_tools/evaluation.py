@@ -95,7 +95,7 @@ def evaluate(
         domains: name of a domain -> a `.jsonl` file (rows with `text`, or with `term`, `context` and `definition`) or a `.txt` file
             with one text per line, none of which an expert was trained on; at most 200 different texts are read, spread
             evenly over the file. A domain with the name of an expert is that expert's own.
-        max_length: tokens of a window; longer texts are cut into windows.
+        max_length: tokens of a window, at most those of the mixture's context; longer texts are cut into windows.
         sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
         device: such as "cuda"; by default a GPU if there is one.
         on_model: is told the name of each model before it is opened.
@@ -113,12 +113,18 @@ def evaluate(
 
     if not domains:
         raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
+    if max_length < 2:
+        raise MergeError(f"max_length must be at least 2, got {max_length}.")
     opened = Mixture.open(mixture, sources)
+    if not opened.gated:
+        raise MergeError(
+            f"{opened.folder} has no gate, so it cannot route texts (gate_mode: none). Compose it with another gate_mode."
+        )
     texts = {name: read_domain(Path(path)) for name, path in domains.items()}
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_model("mixture")
     model, tokenizer = open_mixture(opened.folder)
-    windows = windows_of_domains(tokenizer, texts, max_length)
+    windows = windows_of_domains(tokenizer, texts, min(max_length, model.config.max_position_embeddings))
     found = {
         name: DomainLosses(
             np.array([sum(len(w) - 1 for w in text) for text in own]), name if name in opened.names else None

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer
 
 from merge_tools import MergeError, compose, evaluate
-from merge_tools.evaluation import DomainLosses, plot_losses
+from merge_tools.evaluation import DomainLosses, plot_losses, windows_of_domains
 
 from .conftest import open_model, recipe_of
 
@@ -93,11 +93,32 @@ def test_files_that_cannot_be_used(content, message, mixture, domains, tmp_path)
         evaluate(mixture[0], domains)
 
 
-def test_texts_without_anything_to_predict(mixture, domains):
+def test_texts_without_anything_to_predict(mixture):
+    tokenizer = AutoTokenizer.from_pretrained(mixture[0])
     with pytest.raises(MergeError, match="'birds' are too short"):
-        evaluate(mixture[0], domains, max_length=1)
+        windows_of_domains(tokenizer, {"birds": ["an egg"]}, 1)
 
 
 def test_the_plot_is_drawn(mixture, domains, tmp_path):
     plot_losses(evaluate(mixture[0], domains), tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("length", [1, 0, -3])
+def test_windows_that_are_too_short_are_refused(length, mixture, domains):
+    with pytest.raises(MergeError, match=f"max_length must be at least 2, got {length}"):
+        evaluate(mixture[0], domains, max_length=length)
+
+
+def test_windows_are_no_longer_than_the_context(experts, tmp_path):
+    folders = experts(2, max_position_embeddings=16)
+    compose(recipe_of(folders, base_model=str(folders[0])), tmp_path / "out")
+    (tmp_path / "long.txt").write_text("the owl is awake and the nest is of twigs and moss")
+    domains = {"birds": tmp_path / "long.txt"}
+    assert evaluate(tmp_path / "out", domains) == evaluate(tmp_path / "out", domains, max_length=16)
+
+
+def test_a_mixture_without_a_gate_is_refused(experts, tmp_path, domains):
+    compose(recipe_of(experts(2), routing_policy="domain"), tmp_path / "out")
+    with pytest.raises(MergeError, match="gate_mode: none"):
+        evaluate(tmp_path / "out", domains)
