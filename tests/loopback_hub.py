@@ -66,6 +66,7 @@ class Handler(BaseHTTPRequestHandler):
     """Calls the function of the first route that matches; it returns an object for JSON, or replies by itself."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body would wait 40 ms for the acknowledgement of its headers
 
     def log_message(self, *_):
         pass
