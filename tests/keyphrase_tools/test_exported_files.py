@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import warnings
@@ -35,17 +36,29 @@ def fixture_folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
 
 @pytest.fixture(name="outputs", scope="module")
 def fixture_outputs(folder, tmp_path_factory):
-    """outputs(format, precision) -> the folder of an export."""
+    """outputs(format, precision) -> the folder of an export, whose report is `outputs.reports[format, precision]`."""
     made = {}
 
     def build(format="onnx", precision="fp32"):
         key = format, precision
         if key not in made:
             made[key] = tmp_path_factory.mktemp("exported") / "out"
-            export_model(folder, made[key], format=format, precision=precision, evaluation=ROWS, max_loss=100)
+            options = {"format": format, "precision": precision, "evaluation": ROWS, "max_loss": 100}
+            build.reports[key] = export_model(folder, made[key], **options)
         return made[key]
 
+    build.reports = {}
     return build
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_int8_is_smaller_and_measured(outputs, format):
+    output = outputs(format, "int8")
+    report = outputs.reports[format, "int8"]
+    assert report["documents"] == 3 and set(report["f1@10"]) == {"model", "exported"} and 0 <= report["agreement"] <= 1
+    assert (output / graph_file(format, "int8")).exists()
+    assert isinstance(pipeline("keyphrase-extraction", model=str(output))(TEXTS[0]), list)
+    assert ExportedModel(str(output)).config.exported[format]["precision"] == "int8"
 
 
 def test_router_and_classifier_stay_in_float32_in_onnx(outputs):
@@ -73,18 +86,15 @@ def test_router_and_classifier_stay_in_float32_in_openvino(outputs):
     assert sum(kind == "FakeQuantize" for kind in kinds.values()) >= 3
 
 
-def test_the_gate_is_left_out_only_on_request(folder, tmp_path):
+def test_another_precision_replaces_the_graph_and_the_gate_is_left_out_only_on_request(folder, outputs, tmp_path):
+    output = shutil.copytree(outputs(), tmp_path / "out")
     with pytest.raises(ValueError, match="--no-gate"):
-        export_model(folder, tmp_path / "out", precision="int8")
-    report = export_model(folder, tmp_path / "out", precision="int8", max_loss=None)
-    assert "f1@10" not in report and (tmp_path / "out" / "onnx" / "model_int8.onnx").exists()
-
-
-def test_another_precision_replaces_the_graph(folder, tmp_path):
-    for precision in ("fp32", "int8"):
-        export_model(folder, tmp_path / "out", precision=precision, evaluation=ROWS, max_loss=100)
-    assert [file.name for file in (tmp_path / "out" / "onnx").iterdir()] == ["model_int8.onnx"]
-    assert ExportedModel(str(tmp_path / "out")).open().backend == "onnx"
+        export_model(folder, output, precision="int8")
+    assert [file.name for file in (output / "onnx").iterdir()] == ["model.onnx"]
+    report = export_model(folder, output, precision="int8", max_loss=None)
+    assert "f1@10" not in report
+    assert [file.name for file in (output / "onnx").iterdir()] == ["model_int8.onnx"]
+    assert ExportedModel(str(output)).open().backend == "onnx"
 
 
 def test_the_card_has_the_files_and_their_scores(outputs):
