@@ -11,12 +11,11 @@ Letters: B documents, L source words, T words of a target, N windows of S sub-wo
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from nltk.stem.porter import PorterStemmer
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
@@ -27,13 +26,19 @@ logger = logging.get_logger(__name__)
 ON_LONG = ("drop", "truncate", "window", "error")
 SUBWORD_COLUMNS = ("subword_ids", "subword_mask", "subword_word_ids")
 _NO_WORDS = frozenset(MARKS) - {DIGIT}
-_porter = PorterStemmer()
+
+
+@cache
+def _stemmer():
+    from nltk.stem.porter import PorterStemmer  # with it come scikit-learn, pandas and SciPy
+
+    return PorterStemmer()
 
 
 @lru_cache(maxsize=1 << 18)
 def stem(word: str) -> str:
     """One word -> its lower-cased Porter stem."""
-    return _porter.stem(word)
+    return _stemmer().stem(word)
 
 
 def clean_keyphrases(
