@@ -533,23 +533,6 @@ def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path
             future.result()
 
 
-def test_the_example_serves_the_same_app_on_ray(folder, extract):
-    serve = pytest.importorskip("ray.serve", reason="needs ray[serve]", exc_type=ImportError)
-    spec = importlib.util.spec_from_file_location("serve_with_ray", ROOT / "examples" / "serve_with_ray.py")
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    try:
-        serve.start(http_options={"port": 8817})
-        serve.run(example.deployment(folder))
-        with httpx2.Client(base_url="http://127.0.0.1:8817", timeout=60) as client:
-            assert client.get("/healthz").json() == {"status": "ready"}
-            assert results(post(client, TEXTS[0])) == [{"keyphrases": without_mentions(extract(TEXTS[0]))}]
-            assert post(client, 3).status_code == 422
-    finally:
-        serve.shutdown()
-        sys.modules["ray"].shutdown()
-
-
 @pytest.mark.parametrize(
     "options, part",
     [

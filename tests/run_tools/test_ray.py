@@ -1,17 +1,20 @@
 """Blocks processed by workers of Ray, and `KeyphraseExtractor` in Ray Data; skipped without Ray."""
 
 import os
+import runpy
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx2
 import psutil
 import pyarrow
 import pytest
 import torch
 from pyarrow import parquet
+from transformers import pipeline
 from typer.testing import CliRunner
 
 from keyphrase_tools.extractor import KeyphraseExtractor
@@ -185,6 +188,24 @@ def test_without_ray_the_extra_is_named(monkeypatch, folder, source, tmp_path):
 def test_the_example_gives_what_the_command_gives(cluster, folder, tmp_path):
     """Ray Data maps the class, which each worker calls."""
     check_example("ray_keyphrases.py", folder, tmp_path, "--workers", 1)
+
+
+def test_the_example_serves_what_the_pipeline_gives(cluster, folder):
+    serve = pytest.importorskip("ray.serve", reason="needs ray[serve]", exc_type=ImportError)
+    deployment = runpy.run_path(str(ROOT / "examples" / "serve_with_ray.py"))["deployment"]
+    text = "the graph cut of networks and the graph cuts for learning"
+    phrases = pipeline("keyphrase-extraction", model=folder)(text)
+    expected = [{name: value for name, value in phrase.items() if name != "mentions"} for phrase in phrases]
+    try:
+        serve.start(http_options={"port": 8817})
+        serve.run(deployment(folder))
+        with httpx2.Client(base_url="http://127.0.0.1:8817", timeout=60) as client:
+            assert client.get("/healthz").json() == {"status": "ready"}
+            answer = client.post("/keyphrases", json={"inputs": text})
+            assert answer.status_code == 200 and answer.json()["results"] == [{"keyphrases": expected}] and expected
+            assert client.post("/keyphrases", json={"inputs": 3}).status_code == 422
+    finally:
+        serve.shutdown()
 
 
 def test_ray_data_maps_an_instance(cluster, folder, source, output_without_ray, tmp_path):
