@@ -1,6 +1,7 @@
 """Shared by all tests: no network, two cores, and tiny models whose tokenizer reads any ASCII word."""
 
 import copy
+import gc
 import os
 
 os.environ.update(
@@ -47,6 +48,8 @@ SLOW_FILES = (
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in SLOW_FILES)  # stable
+    gc.freeze()  # what is imported stays: the garbage collector need not read it again and again
+    gc.set_threshold(50_000, 20)
 
 
 @pytest.fixture(scope="session")
