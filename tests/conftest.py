@@ -32,7 +32,7 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # a core
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WHOLE_WORDS = ("the", "of", "in", "and", "for", "is", "graph", "cut", "cuts", "network", "networks", "learning")
 MAX_LENGTH = 64
-# minutes each: with two workers these come first, so that none of them runs alone at the end
+# the longest: with two workers these come first, so that none of them runs alone at the end
 SLOW_FILES = (
     "test_ray.py",
     "test_hub_contract.py",
@@ -43,6 +43,7 @@ SLOW_FILES = (
     "test_training_contract.py",
     "test_docs_code.py",
     "test_notebooks.py",
+    "test_registration.py",
 )
 
 
