@@ -14,6 +14,7 @@ from lexperts.recipes.expert.anchor import add_anchors
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
 from merge_tools import MergeError, add, compose, inspect, remove
 from merge_tools.anchors import FILE
+from run_tools.errors import UserError
 from tests.recipes.helpers import TINY, KilledError, fails, kill_after_a_checkpoint, run_main, write_rows
 
 CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
@@ -116,8 +117,11 @@ def test_an_anchored_model_begins_as_its_base(base):
     torch.testing.assert_close(model(ids).logits, before)
 
 
-def test_an_anchored_mlp_is_a_mixture_with_its_frozen_copy(base):
-    model = AutoModelForCausalLM.from_pretrained(base).eval()
+@pytest.mark.parametrize("biases", [False, True])
+def test_an_anchored_mlp_is_a_mixture_with_its_frozen_copy(biases):
+    model = LlamaForCausalLM(LlamaConfig(**TINY, mlp_bias=biases)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
     mlp, x = model.model.layers[0].mlp, torch.randn(2, 3, TINY["hidden_size"])
     frozen = mlp(x)
     add_anchors(model)
@@ -186,6 +190,29 @@ def test_texts_are_joined_and_cut_into_windows(tokenizer, tmp_path):
         : len(joined) // 4 * 4 + (len(joined) % 4 > 1) * 4
     ]
     assert all(window["labels"] == window["input_ids"] for window in windows)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.txt"])
+def test_blank_texts_are_left_out(name, tmp_path):
+    lines = ["a bird", " ", "a boat"]
+    content = lines if name.endswith(".txt") else [json.dumps({"text": line}) for line in lines]
+    (tmp_path / name).write_text("\n".join(content))
+    assert [row for _, row in texts.read_rows(tmp_path / name)] == [{"text": "a bird"}, {"text": "a boat"}]
+
+
+def test_columns_that_are_null_are_left_out(tmp_path):
+    chat = [{"role": "user", "content": "a bird"}, {"role": "assistant", "content": "near"}]
+    rows = [{"text": None, "messages": chat}, {"text": "a bird", "messages": None}, {"text": "a boat", "prompt": "a"}]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    assert [row for _, row in texts.read_rows(path)] == [{"messages": chat}, {"text": "a bird"}, {"text": "a boat"}]
+    with pytest.raises(UserError, match="line 1: text=None is not a text"):
+        list(texts.read_rows(write_rows(path, [{"text": None}])))
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path):
+    (tmp_path / "rows.txt").write_bytes(b"a bird\n\xff\n")
+    with pytest.raises(UserError, match="rows.txt is not UTF-8"):
+        list(texts.read_rows(tmp_path / "rows.txt"))
 
 
 def test_a_chat_has_its_loss_on_what_the_assistant_says(tokenizer):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from merge_tools.texts import read_texts
 from run_tools.errors import UserError, short_repr
 from run_tools.jsonl import rows_of_file
 
@@ -11,27 +12,33 @@ IGNORED = -100  # label of a token without a loss
 EXAMPLE = (
     '{"text": "..."}, {"messages": [{"role": "user", "content": "..."}]} or {"prompt": "...", "completion": "..."}'
 )
+KINDS = (
+    ("text",),
+    ("messages",),
+    ("prompt", "completion"),
+)  # columns of a row: the first of these that it has and are not null
 Row = dict[str, list[int]]
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """The place and the row of each text of a .txt file, or each line of JSON Lines.
+    """The place and the columns of each text of a .txt file, or each line of JSON Lines, without blank texts.
 
     Raises:
         UserError: for a line that is neither; the message names it.
     """
     if Path(path).suffix == ".txt":
-        with open(path, encoding="utf-8") as file:
-            yield from ((f"{path}, line {n}", {"text": line.strip()}) for n, line in enumerate(file, 1) if line.strip())
+        yield from ((str(path), {"text": text.strip()}) for text in read_texts(Path(path), dict, "text"))
         return
     for where, row in rows_of_file(path, EXAMPLE):
-        if not isinstance(row, dict) or not ({"text", "messages"} & set(row) or {"prompt", "completion"} <= set(row)):
+        kinds = [columns for columns in KINDS if isinstance(row, dict) and row.keys() >= set(columns)]
+        if not kinds:
             raise UserError(f"{where}: {short_repr(row)} is neither a text nor a chat. Write {EXAMPLE}.")
-        if "messages" not in row:
-            for name in ("text",) if "text" in row else ("prompt", "completion"):
-                if not isinstance(row[name], str):
-                    raise UserError(f"{where}: {name}={short_repr(row[name])} is not a text. Put it in quotes.")
-        yield where, row
+        columns = next((columns for columns in kinds if None not in map(row.get, columns)), kinds[0])
+        for name in columns:
+            if name != "messages" and not isinstance(row[name], str):
+                raise UserError(f"{where}: {name}={short_repr(row[name])} is not a text. Put it in quotes.")
+        if columns != ("text",) or row["text"].strip():
+            yield where, {name: row[name] for name in columns}
 
 
 def encode(tokenizer, row: dict, where: str) -> Row:

@@ -43,7 +43,7 @@ class AnchoredTrainer(Trainer):
 
     def save_model(self, output_dir=None, _internal_call: bool = False):
         """As in the Trainer. Checkpoints hold the gates too, with which training resumes."""
-        if _internal_call:
+        if _internal_call or not self.args.should_save:
             return super().save_model(output_dir, _internal_call)
         weights = self.model.state_dict()
         gates = {name: weight.detach().cpu().contiguous() for name, weight in weights.items() if GATE in name}
@@ -53,11 +53,10 @@ class AnchoredTrainer(Trainer):
         save_file(gates, f"{folder}/{anchors.FILE}", {anchors.BASE: self.base_digest})
 
 
-def freeze(model: nn.Module, kept: str) -> int:
-    """Freezes what an option of `--freeze` says; returns the number of trainable weights."""
+def freeze(model: nn.Module, kept: str) -> None:
+    """Freezes what an option of `--freeze` says."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(part in name for part in FREEZE[kept]))
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def load(args: ModelArguments):
@@ -78,7 +77,7 @@ def load(args: ModelArguments):
         tokenizer, model = open_tokenizer(name), open_model(AutoModelForCausalLM, name, dtype=args.dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    count = freeze(model, args.freeze)
+    freeze(model, args.freeze)
     if args.anchor:
         add_anchors(model)
     if args.lora:
@@ -87,7 +86,7 @@ def load(args: ModelArguments):
         targets = ["gate_proj", "up_proj", "down_proj"]
         options = {"r": args.lora_r, "lora_alpha": 2 * args.lora_r, "target_modules": targets, "task_type": "CAUSAL_LM"}
         model = get_peft_model(model, LoraConfig(**options))
-        count = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     print_rank0(f"{count:,} of {model.num_parameters():,} weights are trained")
     return model, tokenizer
 
