@@ -121,10 +121,12 @@ def evaluate(
             f"{opened.folder} has no gate, so it cannot route texts (gate_mode: none). Compose it with another gate_mode."
         )
     texts = {name: read_domain(Path(path)) for name, path in domains.items()}
+    base, experts = opened.open_base(), opened.open_experts()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_model("mixture")
     model, tokenizer = open_mixture(opened.folder)
     windows = windows_of_domains(tokenizer, texts, min(max_length, model.config.max_position_embeddings))
+    check_vocabularies(windows, [base, *experts])
     found = {
         name: DomainLosses(
             np.array([sum(len(w) - 1 for w in text) for text in own]), name if name in opened.names else None
@@ -142,12 +144,12 @@ def evaluate(
     for domain, nats in losses(model, "the mixture").items():
         found[domain].mixture = nats
     on_model("base")
-    for domain, nats in losses(open_dense(opened.open_base()), "the base").items():
+    for domain, nats in losses(open_dense(base), "the base").items():
         found[domain].base = nats
-    for number, name in enumerate(opened.names):
-        on_model(name)
-        for domain, nats in losses(open_dense(opened.open_expert(number)), name).items():
-            found[domain].experts[name] = nats
+    for expert in experts:
+        on_model(expert.name)
+        for domain, nats in losses(open_dense(expert), expert.name).items():
+            found[domain].experts[expert.name] = nats
     reports = {name: domain.report() for name, domain in found.items()}
     kept = [report["kept"]["value"] for report in reports.values() if report["kept"]]
     return {"experts": opened.names, "domains": reports, "kept": rounded(np.mean(kept)) if kept else None}
@@ -162,6 +164,17 @@ def windows_of_domains(tokenizer, texts: Mapping[str, list[str]], max_length: in
     if empty := [name for name, own in found.items() if not own]:
         raise MergeError(f"The texts of the domain {empty[0]!r} are too short to predict anything. Give longer ones.")
     return found
+
+
+def check_vocabularies(windows: Mapping[str, list[list[list[int]]]], sources: list[Source]) -> None:
+    """Raises a `MergeError` for a token that a model has no embedding for, if an expert has added it."""
+    last = max(max(window) for own in windows.values() for text in own for window in text)
+    for source in sources:
+        if last >= (rows := source.shape.vocab_size):
+            raise MergeError(
+                f"The texts have the token {last}, but the embeddings of {source.name} have {rows} rows. Leave out texts with tokens "
+                "that some experts do not have."
+            )
 
 
 def read_domain(path: Path) -> list[str]:

@@ -122,3 +122,15 @@ def test_a_mixture_without_a_gate_is_refused(experts, tmp_path, domains):
     compose(recipe_of(experts(2), routing_policy="domain"), tmp_path / "out")
     with pytest.raises(MergeError, match="gate_mode: none"):
         evaluate(tmp_path / "out", domains)
+
+
+def test_tokens_that_a_model_does_not_have_are_refused(experts, tmp_path):
+    base, first = experts(2)
+    (second,) = experts(1, extra_tokens=["zebra"])
+    specs = [first, {"source_model": str(second), "name": "animals"}]
+    compose(recipe_of(specs, base_model=str(base), allow=["vocab"]), tmp_path / "out")
+    (tmp_path / "new.txt").write_text("a zebra is awake")
+    opened = []
+    with pytest.raises(MergeError, match="the token 45, but the embeddings of base have 45 rows"):
+        evaluate(tmp_path / "out", {"animals": tmp_path / "new.txt"}, on_model=opened.append)
+    assert opened == ["mixture"]
