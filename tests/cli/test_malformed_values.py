@@ -108,6 +108,7 @@ RECIPES = {
     "train hypernet-qa": ("train_files", "output_dir"),
     "train moesumm": ("model_name_or_path", "datasets", "output_dir"),
     "train moesumm-backbone": ("datasets", "output_dir"),
+    "train expert": ("model_name_or_path", "train_files", "output_dir"),
     "train lexicon-expert": ("model_name_or_path", "train_files", "output_dir"),
     "train lexicon-router": ("model_name_or_path", "train_files", "output_dir"),
     "train lexicon-reward": ("model_name_or_path", "reward_base", "train_files", "output_dir"),

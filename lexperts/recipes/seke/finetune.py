@@ -109,11 +109,11 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         tokenizer = open_tokenizer(start)
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     language = read_language(data_args.language, model_args.start_from)
-    check_gold_of_files(documents, data_args, language)
     labelling = {"rules": data_args.rules, "language": language}
     train, validation = documents["train"], documents["validation"]
     windows = tokenize_documents({"text": train.texts, "keyphrases": train.gold}, tokenizer, **labelling)
     print(f"train: {len(train.texts):,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
+    check_gold_of_files(documents, data_args, language)
     styles = list(dict.fromkeys(style for _, style in train.files if style))
     with training_args.main_process_first(desc="base model"):
         base = Path(training_args.output_dir) / "base"
