@@ -14,7 +14,7 @@ from .layout import RoutedPart
 from .plan import Gates
 from .tensor_files import TensorEntry, read_all, read_header
 
-FILE = "anchor_gates.safetensors"  # beside the expert
+FILE = "anchor_gates.tensors"  # beside the expert, in the safetensors format; engines read every *.safetensors of a folder as weights
 TENSOR = "model.layers.{layer}.mlp.anchor_gate.weight"  # (2, d): the base's row, and the expert's
 BASE = "base"  # field of the file's metadata: the digest of the base's tensors
 

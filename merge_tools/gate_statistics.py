@@ -25,7 +25,7 @@ from .recipe import ExpertRecipe, Recipe
 from .ridge import Moments, MomentSum, confusion, fit_gate
 from .tensor_files import DTYPE_BYTES, read_header
 
-FILE = "gate_statistics.safetensors"
+FILE = "gate_statistics.tensors"  # in the safetensors format; engines read every *.safetensors of a folder as weights
 FIELDS = ("second", "mean", "held_out")
 FEW_TOKENS = 5  # per dimension
 HELD_OUT_SHARE = 5  # one of so many texts is held out; with fewer texts the end of each

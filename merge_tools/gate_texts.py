@@ -36,7 +36,10 @@ def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]
     mode = GATE_MODES[recipe.gate_mode]
     if mode.texts == "samples":
         assert isinstance(mode, TextMode)
-        return read_samples(Path(expert.samples or ""), recipe.seed, mode.max_samples), []
+        texts = read_samples(Path(expert.samples or ""), recipe.seed, mode.max_samples)
+        if mode.enough_tokens:  # the first are used: of a sorted file they would be of one kind
+            texts = [texts[i] for i in np.random.default_rng(recipe.seed).permutation(len(texts))]
+        return texts, []
     return expert.positive_prompts, expert.negative_prompts
 
 

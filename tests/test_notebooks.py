@@ -24,7 +24,7 @@ TINY = {
     ),
     "train_and_merge_real_llamas": (
         'BASE = "base"; STEPS = 1',
-        ["real-llamas/mixture/gate_statistics.safetensors", "real-llamas/kept.png", "real-llamas/map.png"],
+        ["real-llamas/mixture/gate_statistics.tensors", "real-llamas/kept.png", "real-llamas/map.png"],
         "held-out tokens of licences",
     ),
 }

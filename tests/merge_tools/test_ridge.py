@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from merge_tools import MergeError, add, check, compose, export, inspect, read_recipe, remove, tune, verify
+from merge_tools import MergeError, Recipe, add, check, compose, export, inspect, read_recipe, remove, tune, verify
 from merge_tools.gate_modes import GATE_MODES
 from merge_tools.gate_statistics import FILE, HELD_OUT_SHARE
+from merge_tools.gate_texts import texts_of
 from merge_tools.provenance import RECORD
 from merge_tools.ridge import Moments, MomentSum, confusion, fit_gate, fit_scale, held_out_logits, solve
 
@@ -52,12 +53,17 @@ def made_by(folder):
     return json.loads((folder / RECORD).read_text())["gates"]
 
 
+def shuffled(distinct):
+    """The order that a recipe's default seed gives."""
+    return [distinct[i] for i in np.random.default_rng(Recipe([]).seed).permutation(len(distinct))]
+
+
 def router_inputs(folder, layer, samples):
-    """The inputs of an MLP in transformers for each text of a file: a list of (T, d)."""
+    """The inputs of an MLP in transformers for each text of a file, in the order in which they are used: a list of (T, d)."""
     model, tokenizer, seen = open_model(folder), AutoTokenizer.from_pretrained(folder), []
     model.model.layers[layer].mlp.register_forward_pre_hook(lambda _, x: seen.append(x[0][0].double().numpy()))
     with torch.no_grad():
-        for text in texts(samples):
+        for text in shuffled(texts(samples)):
             if sum(map(len, seen)) < ENOUGH:
                 model(**tokenizer(text, return_tensors="pt", return_token_type_ids=False))
     return seen
@@ -177,6 +183,18 @@ def test_a_mixture_that_was_published_without_its_statistics_is_exported_and_tun
     with pytest.raises(MergeError, match=f"{FILE} is damaged"):
         tune(tmp_path / "out", tmp_path / "late", domains, steps=1, on_step=lambda *step: steps.append(step))
     assert not steps
+
+
+def test_the_samples_of_a_sorted_file_are_of_all_its_parts(experts, samples, tmp_path):
+    """Only as many tokens as gates need are read, so a file is shuffled first."""
+    folders = experts(2)
+    long = [f"owl {i} {'nest wing egg ' * 6}" for i in range(200)]
+    samples["birds"].write_text("".join(json.dumps({"text": text}) + "\n" for text in long))
+    checked = read_recipe(recipe(folders, samples))
+    chosen, _ = texts_of(checked, checked.experts[0])
+    assert chosen == shuffled(long) and sorted(chosen) == sorted(long)
+    used = {int(text.split()[1]) for text in chosen[:10]}
+    assert min(used) < 100 < max(used)
 
 
 def test_empty_samples_are_refused(experts, samples, tmp_path):
