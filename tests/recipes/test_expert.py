@@ -182,7 +182,7 @@ def test_gates_that_were_not_learned_beside_this_base_are_refused(base, rows, tm
 def test_texts_are_joined_and_cut_into_windows(tokenizer, tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("the bird\n\nthe boat is near\n")
-    windows = texts.make_windows(tokenizer, [path], 4)
+    windows = texts.make_windows(tokenizer, [path], 4).rows
     joined = [
         i for text in ("the bird", "the boat is near") for i in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
     ]
@@ -224,6 +224,17 @@ def test_a_chat_has_its_loss_on_what_the_assistant_says(tokenizer):
     learned = [i for i, label in zip(row["input_ids"], row["labels"], strict=True) if label != -100]
     assert tokenizer.decode(learned).split() == ["near", "the", "boat"]
     assert all(label in (-100, i) for i, label in zip(row["input_ids"], row["labels"], strict=True))
+
+
+def test_chats_that_do_not_fit_are_counted(base, tmp_path):
+    short, long = (
+        {"prompt": "a bird", "completion": " near"},
+        {"prompt": "the bird is near the boat " * 9, "completion": " near"},
+    )
+    cut = {"prompt": "a bird", "completion": " the boat is near the bird" * 9}
+    rows = write_rows(tmp_path / "rows.jsonl", [short, long, cut, cut, short])
+    printed = train_on(base, rows, tmp_path / "out", "--max-length", 16).printed
+    assert "train: 4 windows" in printed and "2 are truncated, and 1 are left out" in printed
 
 
 def test_a_completion_has_its_loss_on_itself_and_its_end(tokenizer):

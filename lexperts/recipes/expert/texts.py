@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from merge_tools.texts import read_texts
 from run_tools.errors import UserError, short_repr
@@ -90,7 +91,15 @@ def encode_chat(tokenizer, messages: Sequence[dict], where: str) -> Row:
     return {"input_ids": ids, "labels": labels}
 
 
-def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int | None = None) -> list[Row]:
+class Windows(NamedTuple):
+    """Windows of token ids with labels; how many chats were truncated, and how many left out since no answer begins within a window."""
+
+    rows: list[Row]
+    truncated: int
+    left_out: int
+
+
+def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int | None = None) -> Windows:
     """Windows of at most `max_length` tokens. Texts are joined, each with its end of text, and cut; a chat is a window of its own, and
     is truncated at its end.
 
@@ -99,6 +108,7 @@ def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int
     """
     windows: list[Row] = []
     joined: list[int] = []
+    truncated = left_out = 0
     for path in paths:
         for where, row in islice(read_rows(path), max_rows):
             encoded = encode(tokenizer, row, where)
@@ -108,8 +118,11 @@ def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int
                 window = {name: values[:max_length] for name, values in encoded.items()}
                 if any(label != IGNORED for label in window["labels"]):
                     windows.append(window)
+                    truncated += len(encoded["labels"]) > max_length
+                else:
+                    left_out += 1
     pieces = [joined[start : start + max_length] for start in range(0, len(joined), max_length)]
     windows += [{"input_ids": piece, "labels": list(piece)} for piece in pieces if len(piece) > 1]
     if not windows:
         raise UserError(f"{', '.join(map(str, paths))}: no row has a text to learn from.")
-    return windows
+    return Windows(windows, truncated, left_out)
