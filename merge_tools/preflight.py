@@ -60,14 +60,16 @@ def check_routing(report: Report, plan: Plan) -> None:
         return
     for warning in gates.warnings:
         report.add("warning", "gates", "gates", warning)
-    names = plan.recipe.names
-    for name, shares in zip(names, gates.info["confusion"], strict=True):
-        own, others = names.index(name), sorted(range(len(names)), key=lambda e: -shares[e])
-        elsewhere = ", ".join(f"{shares[e]:.1%} to {names[e]}" for e in others if e != own and shares[e] > 0)
-        text = f"{shares[own]:.1%} of its held-out tokens are routed to it first" + (
-            f", {elsewhere}" if elsewhere else ""
-        )
-        report.add("ok" if shares[own] == max(shares) else "warning", "gates", name, text)
+    names, own = plan.recipe.names, []
+    for number, (name, shares) in enumerate(zip(plan.recipe.names, gates.info["confusion"], strict=True)):
+        others = sorted((e for e in range(len(names)) if e != number and shares[e] > 0), key=lambda e: -shares[e])
+        elsewhere = ", ".join(f"{shares[e]:.1%} to {names[e]}" for e in others)
+        own.append(f"{name} {shares[number]:.1%}" + (f" ({elsewhere})" if elsewhere else ""))
+        if shares[number] < max(shares):
+            report.add(
+                "warning", "routing", name, f"most of its held-out tokens are routed to {names[others[0]]} first."
+            )
+    report.add("ok", "routing", "gates", f"held-out tokens that are routed to their own expert first: {'; '.join(own)}")
 
 
 def run_preflight(
