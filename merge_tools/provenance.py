@@ -82,6 +82,8 @@ def record_values(record: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
         yield key, record[key], isinstance(record[key], dict)
     experts = record["experts"]
     yield "experts", experts, isinstance(experts, list) and bool(experts)
+    if "statistics" in record["gates"]:
+        yield from statistics_values(record["gates"], len(experts))
     for where, source in [("base", record["base"]), *((f"experts[{i}]", one) for i, one in enumerate(experts))]:
         yield where, source, isinstance(source, dict)
         for key in ("name", "source"):
@@ -102,6 +104,21 @@ def record_values(record: dict[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     )
     yield "gate_rows", rows, rows is None or is_rows
     yield "shared_from", shared, shared is None or (isinstance(shared, list) and all(map(is_text, shared)))
+
+
+def statistics_values(gates: dict[str, Any], count: int) -> Iterator[tuple[str, Any, bool]]:
+    """Those of gates with statistics: a list with a value per expert for each key, and the table of their held-out tokens."""
+    for key, kind in (("experts", str), ("tokens", int), ("samples", str)):
+        values = gates.get(key)
+        right = isinstance(values, list) and len(values) == count and all(type(value) is kind for value in values)
+        yield f"gates.{key}", values, right
+    yield "gates.statistics", gates["statistics"], is_text(gates["statistics"])
+    table = gates.get("confusion")
+    rows = table if isinstance(table, list) and len(table) == count else [None]
+    right = all(
+        isinstance(row, list) and len(row) == count and all(type(x) in (int, float) for x in row) for row in rows
+    )
+    yield "gates.confusion", table, right
 
 
 def is_text(value: Any) -> bool:

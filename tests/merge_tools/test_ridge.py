@@ -118,6 +118,33 @@ def test_removing_the_first_expert_gives_the_gates_of_the_others(experts, sample
     assert contents(tmp_path / "removed") == contents(tmp_path / "two")
 
 
+@pytest.mark.parametrize("key", ["experts", "tokens", "samples", "statistics", "confusion"])
+@pytest.mark.parametrize("value", [None, 5, "x", [], {}, [[1]], ["a"]], ids=str)
+def test_a_damaged_record_of_gates_is_named(key, value, ridge_mixture, tmp_path):
+    folder = tmp_path / "damaged"
+    shutil.copytree(ridge_mixture, folder)
+    record = json.loads((folder / RECORD).read_text())
+    record["gates"][key] = value
+    (folder / RECORD).write_text(json.dumps(record))
+    message = "another mixture" if (key, value) == ("statistics", "x") else f"{RECORD} is damaged: gates.{key}"
+    with pytest.raises(MergeError, match=message):
+        remove(folder, "birds", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def ridge_mixture(experts, tmp_path_factory):
+    """A mixture of three experts, only read."""
+    folder = tmp_path_factory.mktemp("ridge")
+    specs = []
+    for expert in experts(3):
+        file = folder / f"{expert.name}.txt"
+        file.write_text("\n".join(f"{WORDS[expert.name]} {'and ' * i}" for i in range(COUNT)))
+        specs.append({"source_model": str(expert), "samples": str(file)})
+    compose(recipe_of(specs, gate_mode="ridge"), folder / "out")
+    return folder / "out"
+
+
 def test_exported_and_tuned_mixtures_keep_the_statistics(experts, samples, tmp_path):
     folders = experts(3)
     compose(recipe(folders[:2], samples), tmp_path / "out")
