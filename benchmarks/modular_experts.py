@@ -161,7 +161,7 @@ class Study:
         return self.tokenizer.decode(self.tokenizer(text)["input_ids"][:WINDOW])
 
     def mixture(self, name: str, gate_mode: str, k: int, tuned: bool = False, **keys) -> dict:
-        """The row of a mixture, which is removed afterwards; after tuning, if asked."""
+        """The row of a mixture, which is removed afterwards; `tuned`: after its gates are tuned."""
         output, cost = self.compose(name, gate_mode, k, **keys)
         if tuned:
             steps = round(TUNING * STEPS * len(DOMAINS))

@@ -1,4 +1,4 @@
-"""Experts of low rank: equal to the experts that they stand for, in values and gradients, saved and opened."""
+"""Experts of low rank: equal to the same experts in full, in values and gradients, saved and opened."""
 
 import pytest
 import torch
