@@ -39,6 +39,7 @@ DOMAINS = {
     "news": ("summarization/cnn_dailymail", "document"),
 }
 UNSEEN = {"chat": ("summarization/samsum", "document")}  # no expert's
+GENERAL = {"general": ("qa/squad_v1", "context")}  # samples of the base as an expert
 CHARACTERS = {"train": 300_000, "validation": 120_000}  # of a domain
 WINDOW = 128  # tokens
 STEPS = 60  # of an expert's training
@@ -52,7 +53,7 @@ PROMPTS = 16  # of an expert, for gates from prompts
 
 def write_texts(data: Path, work: Path, domain: str, split: str) -> Path:
     """A file of a domain's texts in a random order that is always the same, up to a number of characters."""
-    folder, field = (DOMAINS | UNSEEN)[domain]
+    folder, field = (DOMAINS | UNSEEN | GENERAL)[domain]
     rows = [json.loads(line) for line in (data / folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
     texts, size = [], 0
     for i in np.random.default_rng(0).permutation(len(rows)):
@@ -156,6 +157,10 @@ class Study:
         cost["largest_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of the process so far
         return output, {key: round(value, 1) for key, value in cost.items()}
 
+    def base_expert(self) -> dict:
+        """The keys that make the base an expert, for general texts."""
+        return {"include_base": {"samples": str(write_texts(self.options.data, self.work, "general", "train"))}}
+
     def shorten(self, text: str) -> str:
         """The beginning of a text, as a prompt."""
         return self.tokenizer.decode(self.tokenizer(text)["input_ids"][:WINDOW])
@@ -217,16 +222,20 @@ def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
             rows[f"{mode}, top {k}"] = lambda mode=mode, k=k: study.mixture(f"{mode}_{k}", mode, k)
     for rank in RANKS:
         rows[f"ridge, top 2, rank {rank}"] = lambda rank=rank: study.mixture(f"rank_{rank}", "ridge", 2, rank=rank)
+    for k in (1, 2):
+        rows[f"ridge, top {k}, and the base"] = lambda k=k: study.mixture(
+            f"base_{k}", "ridge", k, **study.base_expert()
+        )
+    rows["dense, all domains together"] = lambda: study.row(
+        study.train("joint", list(DOMAINS), steps=STEPS * len(DOMAINS))
+    )
+    rows["dense, one domain after another"] = lambda: study.row(study.sequence())
     rows["ridge, top 2, tuned"] = lambda: study.mixture("ridge_2", "ridge", 2, tuned=True)
     rows["random, top 2, tuned"] = lambda: study.mixture("random_2", "random", 2, tuned=True)
     for mode in ("ridge", "anchor"):
         rows[f"{mode}, top 2, anchored experts"] = lambda mode=mode: study.mixture(
             f"anchored_{mode}", mode, 2, experts=study.experts("anchored", anchor=True)
         )
-    rows["dense, all domains together"] = lambda: study.row(
-        study.train("joint", list(DOMAINS), steps=STEPS * len(DOMAINS))
-    )
-    rows["dense, one domain after another"] = lambda: study.row(study.sequence())
     return rows
 
 
