@@ -28,7 +28,7 @@ from lexperts.recipes.common.settings import IGNORED
 from run_tools.fingerprints import fingerprint
 from run_tools.resume import SettingsMismatchError
 from run_tools.settings import differences
-from run_tools.versions import UNKNOWN, package_version, package_versions
+from run_tools.versions import UNKNOWN, __version__, package_version, package_versions
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "datasets")
@@ -223,7 +223,7 @@ def check_same_settings(result: str | Path, settings: dict, overwrite: bool = Fa
         SettingsMismatchError: if it was made with other settings, data or versions, or has no record of its settings.
     """
     settings = {name: value for name, value in settings.items() if name not in IGNORED}
-    versions = {"lexperts": package_version(), **relevant_versions()}
+    versions = {"lexperts": __version__, **relevant_versions()}
     path = Path(result).absolute()
     nested = {"settings": settings, "versions": versions}  # so that a setting that only one run has is a difference
     BenchmarkRun(path, as_json(nested)).open(overwrite and path not in OVERWRITTEN)

@@ -4,11 +4,10 @@
 It costs nothing by itself: the registration runs when transformers is imported, or now if it already is.
 """
 
-from run_tools.versions import package_version
+from run_tools.versions import __version__
 
 from .registration import register_with_transformers
 
-__version__ = package_version()
 register_with_transformers()
 
 __all__ = ["__version__"]

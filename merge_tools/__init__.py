@@ -1,6 +1,6 @@
 """Merges independently fine-tuned models of one family into one sparse mixture, and inspects, verifies and edits such mixtures."""
 
-from run_tools.versions import package_version
+from run_tools.versions import __version__
 
 from .clustering.pipeline import cluster
 from .compose import check_and_plan, compose, load_experts
@@ -17,10 +17,8 @@ from .shard_writer import Progress
 from .tuning import tune
 from .verify import verify
 
-__version__ = package_version()
-
 __all__ = [
     "ExpertRecipe", "Finding", "MergeError", "Progress", "Recipe", "Report", "Routing", "add", "check",
     "check_and_plan", "cluster", "compose", "evaluate", "export", "extract", "inspect", "load_experts", "plot", "read_recipe",
-    "remove", "route", "split_fused_experts", "tune", "verify",
+    "remove", "route", "split_fused_experts", "tune", "verify", "__version__",
 ]  # fmt: skip

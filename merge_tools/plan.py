@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from run_tools.versions import package_version
+from run_tools.versions import __version__
 
 from .averages import AVERAGES
 from .averaging import from_float, to_float32
@@ -80,7 +80,7 @@ class Plan:
     def record(self, scans: dict[Path, ScanResult], out: Path) -> dict[str, Any]:
         """The content of merge_record.json, from which a mixture can be verified, extended and taken apart."""
         record: dict[str, Any] = {
-            "made_by": f"lexperts {package_version()}",
+            "made_by": f"lexperts {__version__}",
             "family": self.base.shape.family.model_type,
             "format": self.format,
             "recipe": self.recipe.to_dict(),

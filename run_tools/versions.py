@@ -1,13 +1,15 @@
-"""Versions of the installed packages, as records and messages state them."""
+"""Our version, and those of other installed packages, as records and messages state them."""
 
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 
-UNKNOWN = "unknown"  # of a package that is not installed, such as a plain copy of our files
+__version__ = "0.1.0"  # of lexperts; setup.cfg reads it from here
+UNKNOWN = "unknown"  # of a package that is not installed
 
 
-def package_version(name: str = "lexperts") -> str:
+def package_version(name: str) -> str:
     """The version of an installed distribution, `UNKNOWN` for others."""
+    from importlib.metadata import PackageNotFoundError, version  # 20 ms, which `--help` does not wait for
+
     try:
         return version(name)
     except PackageNotFoundError:

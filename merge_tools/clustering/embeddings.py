@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
-from tqdm import tqdm
 
 from run_tools.errors import short_reason
 from run_tools.fingerprints import sha256_of
@@ -121,6 +120,8 @@ def embed_texts(
 
     Returns vectors `(n, c)`, float32. Raises a `MergeError` with the text if a vector is zero or not finite.
     """
+    from tqdm import tqdm  # here, because `--help` would wait for it
+
     if cache is not None and name is None and not isinstance(embedder, str):
         raise MergeError("cache needs name=..., because a callable embedder has no name.")
     model = model_identity(embedder) if isinstance(embedder, str) else name or ""

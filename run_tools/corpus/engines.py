@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..processes import release_memory
 from ..settings import find_changes
-from ..versions import package_version
+from ..versions import __version__
 from .documents import Block
 
 RETRIES = 3  # of a block whose worker was lost
@@ -236,7 +236,7 @@ class RayEngine(Engine):
 
 def describe(process) -> dict:
     """`process.describe()`, and the version of the code that runs it."""
-    return {**process.describe(), "lexperts": package_version()}
+    return {**process.describe(), "lexperts": __version__}
 
 
 def describe_failure(block: Block, cause) -> str:

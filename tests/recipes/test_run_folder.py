@@ -89,7 +89,7 @@ def test_data_and_models_are_compared_by_their_content(tmp_path):
 
 def test_another_version_of_lexperts_is_named(tmp_path, monkeypatch):
     left_by_a_run(tmp_path)
-    monkeypatch.setattr(settings, "package_version", lambda: "9.9")
+    monkeypatch.setattr(settings, "__version__", "9.9")
     with pytest.raises(SettingsMismatchError, match="lexperts=.*'9.9' now"):
         open_run(tmp_path)
 

@@ -316,7 +316,7 @@ def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, chan
     elif change == "block_size":
         options, difference = {"block_size": 3}, "block_size=2 before, 3 now"
     elif change == "version":
-        monkeypatch.setattr(engines, "package_version", lambda: "9.9")
+        monkeypatch.setattr(engines, "__version__", "9.9")
         difference = f"lexperts={keyphrase_tools.__version__!r} before, '9.9' now"
     else:
         options = {"top_k": 5} if change == "option" else {"of_pipeline": {"min_score": 0.5}}

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from transformers import TrainingArguments
 
 from run_tools.fingerprints import fingerprint, named_fingerprint
-from run_tools.versions import package_version
+from run_tools.versions import __version__
 
 # settings that name a model or a dataset: a folder is compared by its content
 PATH_SETTINGS = ("backbone", "start_from", "model_name_or_path", "reward_base", "dataset_name", "first_dataset")
@@ -35,7 +35,7 @@ def collect_settings(command: str, *arguments, **more) -> dict:
         arguments: dataclasses. Settings in IGNORED are left out; files and PATH_SETTINGS are stored as fingerprints.
         more: computed settings, which replace those of the arguments.
     """
-    settings: dict = {"script": command, "lexperts": package_version()}
+    settings: dict = {"script": command, "lexperts": __version__}
     for group in arguments:
         training = isinstance(group, TrainingArguments)
         if training:

@@ -12,7 +12,7 @@ from merge_tools.recipe import Recipe, read_recipe
 from run_tools.errors import UserError, short_repr
 from run_tools.fingerprints import digest, fingerprint
 from run_tools.option_values import Limits, find_problem
-from run_tools.versions import package_version
+from run_tools.versions import __version__
 from run_tools.yaml_files import check_names, read_yaml
 
 from .. import DEFINE, EVALUATE, TRAIN
@@ -165,7 +165,7 @@ class Plan:
         """Adds a step -> the path of its output."""
         inputs: dict[str, Step] = {}
         content = self.content_of(settings, "", inputs)
-        key = digest({"module": module, "settings": content, "lexperts": package_version()})
+        key = digest({"module": module, "settings": content, "lexperts": __version__})
         folder = self.work / "steps" / f"{name}-{key[:12]}"
         if module in OUTPUTS:
             settings = {**settings, OUTPUTS[module][0]: str(folder / OUTPUTS[module][1])}

@@ -25,7 +25,7 @@ from run_tools.fingerprints import digest, fingerprint
 from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.model_options import describe_load_errors
 from run_tools.resume import ResumableJsonl
-from run_tools.versions import package_version
+from run_tools.versions import __version__
 
 from ..common.arguments import RunFolderArguments
 from ..common.causal_training import print_rank0, training_command
@@ -47,7 +47,7 @@ def prepare(args: RewardArguments, folder_args: RunFolderArguments, training_arg
         rows = rows[: args.max_rows]
         options = {"samples": args.samples, "kept": args.kept, "chosen": args.chosen, "seed": training_args.seed}
         options |= {"max_new_tokens": args.max_new_tokens, "batch_size": args.sampling_batch_size}
-        settings = {**options, "rows": digest(rows), "lexperts": package_version()}
+        settings = {**options, "rows": digest(rows), "lexperts": __version__}
         settings["model"] = fingerprint(args.model_name_or_path)
         file = ResumableJsonl(output / f"pairs_{split}.jsonl", settings)
         if not file.is_complete(overwrite):

@@ -11,7 +11,7 @@ from run_tools.fingerprints import digest
 from run_tools.jsonl import read_lines
 from run_tools.model_options import open_with_tokenizer, parse_device
 from run_tools.resume import ResumableJsonl, SettingsMismatchError
-from run_tools.versions import package_version
+from run_tools.versions import __version__
 
 CHUNK = 8  # batches that are sorted by length, and written, together
 
@@ -26,7 +26,7 @@ class SummaryFile(ResumableJsonl):
         self.rows = rows.select(range(min(generation_args.max_test_rows or len(rows), len(rows))))
         settings = asdict(generation_args) | {"rows": len(self.rows), "dataset": dataset, "model": model, **options}
         settings["texts"] = {"name": path.stem, "sha256": hash_rows(self.rows)}
-        settings["lexperts"] = package_version()
+        settings["lexperts"] = __version__
         del settings["generation_batch_size"]  # summaries do not depend on it
         super().__init__(path, settings)
 
