@@ -2,10 +2,13 @@
 
 import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
@@ -97,6 +100,34 @@ def test_experts_of_one_base_merge_without_a_change_of_what_they_share(base, row
     shared = [name for name in dense if name in mixture]
     assert len(shared) > 10 and all(torch.equal(mixture[name], dense[name]) for name in shared)
     assert inspect(tmp_path / "mixture")["confusion"]
+
+
+@pytest.mark.parametrize(
+    "options, library", [((), "transformers"), (("--lora",), "peft"), (("--anchor",), "transformers")]
+)
+def test_the_card_of_an_expert_has_the_licence_of_its_base_and_a_recipe(options, library, base, rows, tmp_path):
+    licensed = shutil.copytree(base, tmp_path / "licensed")
+    (licensed / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    folder = train_on(licensed, rows, tmp_path / "expert", *options).folder
+    card = ModelCard((folder / "README.md").read_text())
+    assert card.data.license == "apache-2.0" and card.data.library_name == library
+    recipe = yaml.safe_load(re.search("```yaml\n(.*?)```", card.text, re.DOTALL)[1])
+    assert recipe["base_model"] == str(licensed) and recipe["experts"][0]["source_model"] == str(folder)
+    for expert in recipe["experts"]:
+        expert["source_model"] = str(folder)
+        if "samples" in expert:
+            expert["samples"] = str(rows)
+    recipe["gate_mode"] = "random"
+    compose(recipe, tmp_path / "mixture")
+    record = json.loads((tmp_path / "mixture/merge_record.json").read_text())
+    assert [expert["license"] for expert in record["experts"]] == ["apache-2.0"] * 2
+
+
+def test_a_card_that_is_there_is_kept(base, rows, tmp_path):
+    (tmp_path / "expert").mkdir()
+    (tmp_path / "expert/README.md").write_text("mine")
+    folder = train_on(base, rows, tmp_path / "expert").folder
+    assert (folder / "README.md").read_text() == "mine"
 
 
 def test_an_adapter_of_the_mlps_is_an_expert(base, rows, tmp_path):

@@ -31,6 +31,7 @@ from ..common.run_folder import open_run
 from ..common.training import trainer_options
 from .anchor import GATE, add_anchors
 from .arguments import FREEZE, DataArguments, ModelArguments
+from .card import CardCallback
 from .texts import make_windows
 
 
@@ -114,6 +115,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     splits = {name: make_dataset(name, paths, tokenizer, data_args) for name, paths in files.items() if paths}
     options = trainer_options(model, training_args, splits, DataCollatorForDefinitions(tokenizer), tokenizer)
     options |= {"compute_metrics": perplexity_metric, "preprocess_logits_for_metrics": token_nll}
+    options["callbacks"] = [CardCallback(model_args)]
     if not model_args.anchor:
         return CheckpointTrainer(**options), folder
     trainer = AnchoredTrainer(**options)

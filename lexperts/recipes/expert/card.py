@@ -1,0 +1,79 @@
+"""The model card of a trained expert, with the licence of the model that it started from."""
+
+from pathlib import Path
+
+import yaml
+from transformers import TrainerCallback
+
+from merge_tools.provenance import read_license
+from run_tools.cards import hub_metadata, is_hub_id, join_card
+from run_tools.files import write_file
+from run_tools.pretrained import hub_id, resolve_model
+
+from .arguments import ModelArguments
+
+CARD = """# {title}
+
+An expert made from {base} in {steps:,} steps of training on texts of one domain. {trained}
+
+## How to merge it
+
+```yaml
+{recipe}
+```
+
+```
+lexperts merge compose recipe.yml mixture
+```"""
+TRAINED = {
+    "shared": "Its MLPs were trained; all other weights are those of the base, so merging changes nothing that is not routed.",
+    "embeddings": "All of its weights but the embeddings were trained.",
+    "nothing": "All of its weights were trained.",
+}
+
+
+class CardCallback(TrainerCallback):
+    """Writes README.md when the training ends; a card that is there already is kept."""
+
+    def __init__(self, args: ModelArguments):
+        self.args, self.base = args, hub_id(args.model_name_or_path)
+        self.on_hub = is_hub_id(self.base)
+        packaged = self.base != args.model_name_or_path
+        if self.on_hub and not packaged:
+            self.license = hub_metadata(self.base).get("license")
+        else:
+            self.license = read_license(Path(resolve_model(args.model_name_or_path)))
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Before the model is saved, so that peft adds its fields."""
+        path = Path(args.output_dir).resolve() / "README.md"
+        if state.is_world_process_zero and not path.exists():
+            write_file(path, self.card(path.parent, state.global_step))
+
+    def card(self, folder: Path, steps: int) -> str:
+        """The text of README.md in a folder."""
+        args, trained = self.args, TRAINED[self.args.freeze]
+        if args.lora:
+            trained = "It is a LoRA adapter of the base's MLPs."
+        elif args.anchor:
+            trained += " They were trained beside a frozen copy of the base's, with a gate between the two."
+        metadata = {
+            "license": self.license,
+            "base_model": self.base if self.on_hub else None,
+            "library_name": "peft" if args.lora else "transformers",
+            "pipeline_tag": "text-generation",
+            "tags": ["lexperts", "merge"],
+        }
+        text = CARD.format(
+            title=folder.name, base=self.base, steps=steps, trained=trained, recipe=self.recipe(folder).strip()
+        )
+        return join_card(metadata, text)
+
+    def recipe(self, folder: Path) -> str:
+        """The YAML of a recipe with the expert and another one."""
+        experts = [{"source_model": str(folder)}, {"source_model": "OTHER_EXPERT"}]
+        if not self.args.anchor:
+            experts = [{**e, "samples": f"{name}.jsonl"} for e, name in zip(experts, ("TEXTS", "OTHER"), strict=True)]
+        keys = {"base_model": self.args.model_name_or_path, "average": "base"}
+        keys["gate_mode"] = "anchor" if self.args.anchor else "ridge"
+        return yaml.safe_dump({**keys, "experts": experts}, sort_keys=False, allow_unicode=True)
