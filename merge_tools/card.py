@@ -1,5 +1,6 @@
 """The model card of a mixture, generated from its merge record."""
 
+import re
 from typing import Any
 
 from run_tools.cards import join_card, make_table
@@ -9,6 +10,7 @@ from run_tools.pretrained import hub_id
 from .places import is_on_hub
 
 SHA_DIGITS = 16  # of a hash
+RECIPE, EVALUATION = "## Recipe", "## What the mixture keeps of its experts"
 IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
 HOW_TO_OPEN = """```python
 {imports}from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,7 +32,7 @@ def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
         HOW_TO_OPEN.format(imports="" if record["format"] != "lexicon" else IMPORTS),
         *sources(record),
         *routing(record),
-        f"## Recipe\n\n```yaml\n{recipe}\n```",
+        f"{RECIPE}\n\n```yaml\n{recipe}\n```",
     ).encode()
 
 
@@ -107,3 +109,36 @@ def routing(record: dict[str, Any]) -> list[str]:
     rows = [(row["prompt"], *(f"{share:.2f}" for share in row["shares"])) for row in prompts]
     text = "Share of routers that select each expert for the prompt."
     return ["## Routing of the prompts", text, make_table(("prompt", *names), rows)]
+
+
+def with_evaluation(card: str, result: dict[str, Any]) -> str:
+    """A card with the result of `evaluate` as a section, in place of an earlier one. All else stays as it is."""
+    section = f"{EVALUATION}\n\n{evaluation(result)}\n\n"
+    start = re.search(rf"^{EVALUATION}$", card, re.MULTILINE) or re.search(rf"^{RECIPE}$", card, re.MULTILINE)
+    if start is None:
+        return f"{card.rstrip()}\n\n{section}".strip() + "\n"
+    before, rest = card[: start.start()], card[start.start() :]
+    if rest.startswith(EVALUATION):
+        following = re.search(r"^#{1,2} ", rest[len(EVALUATION) :], re.MULTILINE)
+        rest = rest[len(EVALUATION) + following.start() :] if following else ""
+    return f"{before}{section}{rest}".rstrip() + "\n"
+
+
+def evaluation(result: dict[str, Any]) -> str:
+    """The table of `evaluate`, and what its columns are."""
+    rows = []
+    for name, row in result["domains"].items():
+        own, kept = row["experts"].get(name), row["kept"]
+        losses = (row["texts"], f"{row['base']:.3f}", "" if own is None else f"{own:.3f}", f"{row['mixture']:.3f}")
+        rows.append((name, *losses, share(row["change"], "+.1%"), share(kept) if kept else ""))
+    head = ("held-out texts", "number", "base", "own expert", "mixture", "mixture against base", "gain kept")
+    text = "Losses in nats per token. The gain that is kept is (base - mixture) / (base - own expert); in brackets, 95% intervals over texts."
+    if result["kept"] is not None:
+        text += f" The mean over the experts' domains is {result['kept']:.1%}."
+    return f"{text}\n\n{make_table(head, rows)}"
+
+
+def share(measured: dict[str, Any], form: str = ".1%") -> str:
+    """A share with its interval."""
+    low, high = measured["interval"]
+    return f"{measured['value']:{form}} [{low:{form}}, {high:{form}}]"

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from run_tools.errors import expand_user
+from run_tools.files import write_file
 
+from .card import with_evaluation
 from .checkpoints import Source
 from .errors import MergeError
 from .mixture import Mixture
@@ -86,6 +88,7 @@ def evaluate(
     max_length: int = 512,
     sources: Mapping[str, str | Path] | None = None,
     device: str | None = None,
+    card: bool = False,
     on_model: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
     """Compares a mixture with its base and its experts, which are opened one after another.
@@ -98,6 +101,7 @@ def evaluate(
         max_length: tokens of a window, at most those of the mixture's context; longer texts are cut into windows.
         sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
         device: such as "cuda"; by default a GPU if there is one.
+        card: write the losses into the mixture's README.md, as a section that the next evaluation replaces.
         on_model: is told the name of each model before it is opened.
 
     Returns:
@@ -152,7 +156,11 @@ def evaluate(
             found[domain].experts[expert.name] = nats
     reports = {name: domain.report() for name, domain in found.items()}
     kept = [report["kept"]["value"] for report in reports.values() if report["kept"]]
-    return {"experts": opened.names, "domains": reports, "kept": rounded(np.mean(kept)) if kept else None}
+    result = {"experts": opened.names, "domains": reports, "kept": rounded(np.mean(kept)) if kept else None}
+    if card:
+        path = opened.folder / "README.md"
+        write_file(path, with_evaluation(path.read_text(encoding="utf-8") if path.is_file() else "", result))
+    return result
 
 
 def windows_of_domains(tokenizer, texts: Mapping[str, list[str]], max_length: int) -> dict[str, list[list[list[int]]]]:

@@ -403,6 +403,7 @@ def evaluate(
         int, typer.Option(min=2, help="Tokens of a window; longer texts are cut into windows.")
     ] = 512,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the losses there.")] = None,
+    card: Annotated[bool, typer.Option("--card", help="Write the losses into the mixture's README.md.")] = False,
     moved: Moved = None,
     device: Annotated[str | None, typer.Option(help="Such as cuda. Default: a GPU if there is one.")] = None,
     as_json: AsJson = False,
@@ -420,7 +421,7 @@ def evaluate(
             check_new_file("--plot", plot)
         if device:
             parse_device(device)
-        options: dict = {"max_length": max_length, "sources": read_moved(moved), "device": device}
+        options: dict = {"max_length": max_length, "sources": read_moved(moved), "device": device, "card": card}
         result = merge_tools.evaluate(
             folder, domains, **options, on_model=lambda name: view.log("losses", "cyan", f"of {name}")
         )

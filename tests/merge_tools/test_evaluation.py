@@ -1,6 +1,7 @@
 """`merge evaluate`: losses of base, experts and mixture on each domain, and the share of the experts' gain that is kept."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from merge_tools import MergeError, compose, evaluate
+from merge_tools.card import EVALUATION, with_evaluation
 from merge_tools.evaluation import DomainLosses, plot_losses, windows_of_domains
 
 from .conftest import open_model, recipe_of
@@ -134,3 +136,32 @@ def test_tokens_that_a_model_does_not_have_are_refused(experts, tmp_path):
     with pytest.raises(MergeError, match="the token 45, but the embeddings of base have 45 rows"):
         evaluate(tmp_path / "out", {"animals": tmp_path / "new.txt"}, on_model=opened.append)
     assert opened == ["mixture"]
+
+
+def test_the_card_has_the_losses_and_keeps_all_else(mixture, domains, tmp_path):
+    folder = shutil.copytree(mixture[0], tmp_path / "copy")
+    before = (folder / "README.md").read_text()
+    result = evaluate(folder, domains, card=True)
+    once = (folder / "README.md").read_text()
+    section = once[once.index(EVALUATION) : once.index("## Recipe")]
+    for name, row in result["domains"].items():
+        line = next(line for line in section.splitlines() if line.startswith(f"| {name} |"))
+        assert f"| {row['base']:.3f} |" in line and f"| {row['mixture']:.3f} |" in line
+    assert once.replace(section, "") == before
+    other = {**result, "domains": {"another": next(iter(result["domains"].values()))}}
+    again = with_evaluation(once, other)
+    assert again.count(EVALUATION) == 1 and "| another |" in again and again[: again.index(EVALUATION)] in before
+    assert again.endswith(before[before.index("## Recipe") :])
+
+
+@pytest.mark.parametrize(
+    "card", ["", "# Mine\n\nA text.\n", "# Mine\n\n## What the mixture keeps of its experts\n\nold\n\n# Next\n\nmore\n"]
+)
+def test_cards_of_others_are_kept(card):
+    losses = {"value": 0.5, "interval": [0.4, 0.6]}
+    row = {"texts": 3, "base": 2.0, "mixture": 1.5, "experts": {"law": 1.0}, "change": losses, "kept": losses}
+    found = with_evaluation(card, {"domains": {"law": row}, "kept": 0.5})
+    for line in filter(None, card.splitlines()):
+        assert (line in found) == (line != "old")
+    assert "| law | 3 | 2.000 | 1.000 | 1.500 | +50.0% [+40.0%, +60.0%] | 50.0% [40.0%, 60.0%] |" in found
+    assert with_evaluation(found, {"domains": {"law": row}, "kept": 0.5}) == found
