@@ -4,9 +4,10 @@
     python benchmarks/modular_experts.py --data PATH --work FOLDER      # PATH/summarization/*, PATH/keyphrases/stackexchange
 
 Experts of SmolLM2-135M (weights of 4 bits, unpacked to bfloat16) are trained by `lexperts train expert smollm2`, 60 steps of 1,024 tokens on
-one domain each, MLPs only. They are merged with the gates that `compose` offers, with nothing trained, and with gates tuned on one twentieth
-of the experts' tokens. The controls have the same base: dense models whose MLPs are the mean of the experts' or merged by TIES and DARE; a
-dense model trained on all domains together for as many steps as all experts; and one that is trained on one domain after another.
+one domain each, MLPs only unless they are called whole. They are merged with the gates that `compose` offers, with nothing trained, and with
+gates tuned on one twentieth of the experts' tokens. The controls have the same base: dense models whose MLPs are the mean of the experts' or
+merged by TIES and DARE; a dense model trained on all domains together for as many steps as all experts; and one that is trained on one domain
+after another.
 
 Losses are nats per token over the first 128 tokens of held-out texts; `kept` is (base - model) / (base - own expert). Rows that are
 finished are not measured again.
@@ -22,10 +23,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from common import Record, make_parser, run_once
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 import merge_tools
+from lexperts.recipes.expert.texts import make_windows
 from merge_tools.evaluation import DomainLosses, nats_of_texts
+from modeling_lexicon.data_lexicon import DataCollatorForDefinitions
 from run_tools.files import write_file
 from run_tools.pretrained import unpacked
 
@@ -180,6 +184,39 @@ class Study:
         shutil.rmtree(output)
         return row
 
+    def with_seventh(self) -> dict:
+        """The row of a mixture to which an expert for the unseen texts is added: seconds, and the largest change of a loss."""
+        (name,) = UNSEEN
+        self.train_files[name] = write_texts(self.options.data, self.work, name, "train")
+        seventh = self.train(f"expert_{name}", [name])
+        six, _ = self.compose("six", "ridge", 2)
+        before, start = self.row(six)["domains"], time.perf_counter()
+        seven = six.with_name(f"{six.name}_and_one")
+        shutil.rmtree(seven, ignore_errors=True)
+        expert = {"source_model": str(seventh), "name": name, "samples": str(self.train_files.pop(name))}
+        merge_tools.add(six, expert, seven)
+        seconds = time.perf_counter() - start
+        row = self.row(seven, bytes=(seven / "model.safetensors").stat().st_size)
+        after, own = row["domains"], self.scores(seventh)[name].sum() / self.losses[name].tokens.sum()
+        row["largest_change"] = max(abs(after[d]["mixture"] / before[d]["mixture"] - 1) for d in DOMAINS)
+        row["kept_of_seventh"] = (after[name]["base"] - after[name]["mixture"]) / (after[name]["base"] - own)
+        shutil.rmtree(six)
+        shutil.rmtree(seven)
+        return row | {"seconds_of_add": round(seconds, 1)}
+
+    def branch_train_mix(self) -> dict:
+        """The row of Branch-Train-MiX (Sukhbaatar et al. 2024): whole experts, the mean of what is shared, and everything trained on."""
+        output, cost = self.compose("btx", "random", 2, experts=self.experts("whole", freeze="nothing"), average="mean")
+        model = AutoModelForCausalLM.from_pretrained(output, output_router_logits=True)  # adds load balancing's loss
+        windows, *_ = make_windows(self.tokenizer, list(self.train_files.values()), WINDOW, None)
+        options = {"max_steps": STEPS, "per_device_train_batch_size": 8, "learning_rate": 3e-4, "weight_decay": 0.0}
+        options |= {"bf16": True, "use_cpu": True, "seed": self.seed, "save_strategy": "no", "report_to": "none"}
+        arguments = TrainingArguments(str(self.work / "btx_training"), **options)
+        collator = DataCollatorForDefinitions(self.tokenizer)
+        Trainer(model, arguments, train_dataset=Dataset.from_list(windows), data_collator=collator).train()
+        shutil.rmtree(output)
+        return self.row(model.to(torch.bfloat16), **cost)
+
     def dense(self, merge: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> dict:
         """The row of a dense model whose MLPs are the base's and a merge of the experts' differences from it, (E, ...)."""
         model = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.bfloat16)
@@ -236,6 +273,13 @@ def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
         rows[f"{mode}, top 2, anchored experts"] = lambda mode=mode: study.mixture(
             f"anchored_{mode}", mode, 2, experts=study.experts("anchored", anchor=True)
         )
+    for attention in ("", ", attention routed"):
+        keys = {"average": "mean"} | ({"attention": "routed", "format": "lexicon"} if attention else {})
+        rows[f"ridge, top 2, whole experts{attention}"] = lambda keys=keys: study.mixture(
+            "whole", "ridge", 2, experts=study.experts("whole", freeze="nothing"), **keys
+        )
+    rows["Branch-Train-MiX"] = study.branch_train_mix
+    rows["ridge, top 2, and a seventh"] = study.with_seventh
     return rows
 
 
