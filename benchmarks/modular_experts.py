@@ -111,8 +111,9 @@ class Study:
 
     def sequence(self) -> Path:
         """A dense model that is trained on one domain after another."""
-        folder = None
-        for number, name in enumerate(DOMAINS, 1):
+        first, *others = DOMAINS
+        folder = self.train(f"expert_{first}", [first])
+        for number, name in enumerate(others, 2):
             folder = self.train(f"after_{number}_{name}", [name], folder)
         return folder
 
@@ -257,8 +258,6 @@ def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
     for mode in GATES:
         for k in (1, 2):
             rows[f"{mode}, top {k}"] = lambda mode=mode, k=k: study.mixture(f"{mode}_{k}", mode, k)
-    for rank in RANKS:
-        rows[f"ridge, top 2, rank {rank}"] = lambda rank=rank: study.mixture(f"rank_{rank}", "ridge", 2, rank=rank)
     for k in (1, 2):
         rows[f"ridge, top {k}, and the base"] = lambda k=k: study.mixture(
             f"base_{k}", "ridge", k, **study.base_expert()
@@ -269,6 +268,9 @@ def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
     rows["dense, one domain after another"] = lambda: study.row(study.sequence())
     rows["ridge, top 2, tuned"] = lambda: study.mixture("ridge_2", "ridge", 2, tuned=True)
     rows["random, top 2, tuned"] = lambda: study.mixture("random_2", "random", 2, tuned=True)
+    for rank in RANKS:
+        rows[f"ridge, top 2, rank {rank}"] = lambda rank=rank: study.mixture(f"rank_{rank}", "ridge", 2, rank=rank)
+    rows["ridge, top 2, and a seventh"] = study.with_seventh
     for mode in ("ridge", "anchor"):
         rows[f"{mode}, top 2, anchored experts"] = lambda mode=mode: study.mixture(
             f"anchored_{mode}", mode, 2, experts=study.experts("anchored", anchor=True)
@@ -279,7 +281,6 @@ def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
             "whole", "ridge", 2, experts=study.experts("whole", freeze="nothing"), **keys
         )
     rows["Branch-Train-MiX"] = study.branch_train_mix
-    rows["ridge, top 2, and a seventh"] = study.with_seventh
     return rows
 
 
