@@ -210,7 +210,7 @@ def write_with_experts(
     """Writes the mixture with other experts and their gates."""
     tensors = plan_with_experts(old, experts, gates.values)
     record = deepcopy(old.record) | {"recipe": recipe.to_dict()}
-    if gates.statistics:
+    if gates.info:
         record["gates"] = gates.info
     averaged = [n if n in recipe.names or n.endswith(REMOVED_SUFFIX) else n + REMOVED_SUFFIX for n in old.shared_from]
     if recipe.average == "base" and "vocab" not in recipe.allow:

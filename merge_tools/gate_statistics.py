@@ -15,14 +15,14 @@ import numpy as np
 from .averaging import from_float, to_float32, to_float64
 from .checkpoints import Source
 from .errors import MergeError
-from .gate_modes import GATE_MODES, TextMode
+from .gate_modes import GATE_MODES, RidgeMode, TextMode
 from .gate_texts import encode_texts, run_dense, texts_of
 from .layout import RoutedPart
 from .output_tensors import OutputTensor
 from .plan import Gates
 from .provenance import RECORD
-from .recipe import ExpertRecipe, Recipe
-from .ridge import Moments, MomentSum, confusion, fit_gate
+from .recipe import ExpertRecipe, Recipe, gated_parts
+from .ridge import HELD_OUT_TOKENS, Moments, MomentSum, confusion, fit_gate
 from .tensor_files import DTYPE_BYTES, read_header
 
 FILE = "gate_statistics.tensors"  # in the safetensors format; engines read every *.safetensors of a folder as weights
@@ -146,6 +146,15 @@ def ridge_gates(parts: list[RoutedPart], statistics: Sequence[ExpertStatistics])
         "statistics": digest(tensors),
     }
     return Gates(values, info, tensors, too_few(statistics))
+
+
+def size_of_statistics(recipe: Recipe, base: Source) -> int:
+    """At most how many bytes the statistics of a recipe take; 0 if its mode has none."""
+    if not isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
+        return 0
+    held_out = HELD_OUT_TOKENS * DTYPE_BYTES[base.entry("model.embed_tokens.weight").dtype]
+    widths = [part.input_size(base.shape) for part in gated_parts(recipe, base.shape)]
+    return len(recipe.experts) * sum(d * (d + 1) // 2 * 4 + d * (8 + held_out) for d in widths)
 
 
 def too_few(statistics: Sequence[ExpertStatistics]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from .anchors import anchored_gates
 from .checkpoints import Source
 from .gate_modes import GATE_MODES, AnchorMode, DrawnMode, RidgeMode, TextMode, mean_state
-from .gate_statistics import read_statistics, ridge_gates, statistics_of
+from .gate_statistics import FILE, read_statistics, ridge_gates, statistics_of
 from .gate_texts import encode_texts, run_base, shorten, texts_of
 from .layout import RoutedPart, Shape
 from .mixture import Mixture
@@ -97,11 +97,13 @@ def gates_with(recipe: Recipe, old: Mixture, source: Source) -> Gates:
 
 def gates_without(old: Mixture, kept: Sequence[int]) -> Gates:
     """The gates of some of the experts: their rows; rows of ridge regression, unless they were tuned, as if there were no others."""
-    rows = {gate: values[list(kept)] for gate, values in old.gates().items()}
+    rows, tuned = {gate: values[list(kept)] for gate, values in old.gates().items()}, "tuned" in old.record
     if isinstance(GATE_MODES[old.recipe.gate_mode], RidgeMode) and old.gated:
+        if tuned and not (old.folder / FILE).exists():
+            return Gates(rows, {"mode": old.recipe.gate_mode})
         known = read_statistics(old.folder, old.record["gates"])
         gates = ridge_gates(old.gated, [known[e] for e in kept])
-        return replace(gates, values=rows) if "tuned" in old.record else gates
+        return replace(gates, values=rows) if tuned else gates
     return Gates(rows)
 
 

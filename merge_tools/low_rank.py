@@ -128,6 +128,14 @@ def factor_tensors(
     return tensors
 
 
+def product(tensor: OutputTensor) -> np.ndarray:
+    """B A of the expert and matrix of which a tensor is one of the factors, (m, n), float64."""
+    part = tensor.slices[0]
+    assert isinstance(part.average, Factor)
+    factors = part.average.factors
+    return factors.take("B", part) @ factors.take("A", part)
+
+
 def expanded_tensor(name: str, dense: str, part: RoutedPart, index: int, source: Source, shape: Shape) -> OutputTensor:
     """The matrix of an expert of a mixture, which is called `dense` in a dense model, in full."""
     size, short = shape.tensors()[dense], part.mixture.names[dense.split(".")[-2]]

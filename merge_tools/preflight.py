@@ -18,6 +18,7 @@ from .errors import MergeError
 from .families import ATTENTION, MLP
 from .findings import Report, count_more
 from .gate_modes import GATE_MODES, AnchorMode, RidgeMode, TextMode
+from .gate_statistics import size_of_statistics
 from .gate_texts import encode_texts, texts_of
 from .gates import make_gates
 from .layout import rope_parameters
@@ -118,7 +119,7 @@ def run_preflight(
     if out is not None:
         check_output_path(report, Path(out), [source for source in (base, *experts) if source])
         if report.ok and plan:
-            check_disk(report, Path(out), plan.sizes["bytes"])
+            check_disk(report, Path(out), plan.sizes["bytes"] + size_of_statistics(plan.recipe, plan.base))
     return report, plan if report.ok else None
 
 

@@ -12,10 +12,13 @@ import numpy as np
 
 from run_tools.errors import join_names
 
+from .averaging import to_float32
 from .checkpoints import Source
 from .errors import MergeError
-from .gate_modes import GATE_MODES, DrawnMode
+from .gate_modes import GATE_MODES, DrawnMode, RidgeMode
+from .gate_statistics import read_statistics, ridge_gates
 from .gates import drawn_gate
+from .low_rank import product, stored
 from .mixture import Mixture
 from .output_config import to_json_bytes
 from .output_tensors import OutputTensor
@@ -26,6 +29,8 @@ from .source_scan import compare_hashes, sha256_of
 from .tensor_files import PIECE, equal_blocks, read_blocks
 
 ADDED_BY_TRANSFORMERS = {"transformers_version", "_name_or_path"}  # by save_pretrained
+# between computed values, relative to their norm: processors differ by less, but for the rounding of a format
+TOLERANCE = {"F32": 1e-3, "F16": 4e-3, "BF16": 2e-2}
 
 
 def verify(
@@ -36,7 +41,8 @@ def verify(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Compares a mixture with its sources and its record: hashes of the files, expert tensors byte by byte, means computed
-    again, config.json key by key, and the tokenizer's files.
+    again, config.json key by key, and the tokenizer's files. Experts of low rank and gates of `ridge`, which is computed again from
+    the statistics beside the mixture, differ between processors, so they may be off by a relative norm of `TOLERANCE`.
 
     Args:
         folder: the mixture.
@@ -68,9 +74,16 @@ def verify(
     faults += changed_settings(mixture, plan, skipped, notes)
     expected = [tensor for tensor in plan.tensors if tensor_group(tensor) not in skipped]
     progress.start("verify", sum(tensor.nbytes for tensor in expected))
+    fitted = isinstance(GATE_MODES[mixture.recipe.gate_mode], RidgeMode)
     for tensor in expected:
-        faults += compare_tensor(tensor, mixture)
-        counts[tensor_group(tensor)] += 1
+        group = tensor_group(tensor)
+        if group == "factors":
+            faults += compare_product(tensor, mixture)
+        elif group == "gates" and fitted:
+            faults += compare_values(tensor.name, tensor.dtype, values_of(tensor), stored(mixture.source, tensor.name))
+        else:
+            faults += compare_tensor(tensor, mixture)
+        counts[group] = counts.get(group, 0) + 1
         progress.advance("verify", tensor.nbytes)
     return {**result, "ok": not faults}
 
@@ -119,24 +132,20 @@ def tensor_group(tensor: OutputTensor) -> str:
 
 def expected_plan(mixture: Mixture, base: Source, experts: list[Source], notes: list[str]) -> tuple[Plan, set[str]]:
     """The plan by which the mixture was made, and what cannot be computed again from the sources; adds a note for each of these."""
-    recipe, skipped = mixture.recipe, set()
+    recipe, skipped, gates = mixture.recipe, set(), dict[str, np.ndarray]()
     if not set(mixture.shared_from) <= set(mixture.names):
         notes.append(f"Shared weights were not compared: they are merged from {', '.join(mixture.shared_from)}.")
         skipped.add("shared")
     if mixture.gated and "tuned" in mixture.record:
         notes.append("Gates were not compared: they were tuned after the merge.")
         skipped.add("gates")
-    elif mixture.gated and not isinstance(GATE_MODES[recipe.gate_mode], DrawnMode):
-        notes.append(
-            f"Gates were not compared: gate_mode={recipe.gate_mode} is computed from texts or read from the experts."
-        )
-        skipped.add("gates")
-    if recipe.rank:
-        notes.append(
-            "Factors of low rank were not compared: they differ between processors. `inspect` shows their energy."
-        )
-        skipped.add("factors")
-    elif "expanded_rank" in mixture.record:
+    elif mixture.gated:
+        try:
+            gates = expected_gates(mixture)
+        except MergeError as error:
+            notes.append(f"Gates were not compared: {error}")
+            skipped.add("gates")
+    if "expanded_rank" in mixture.record:
         notes.append(f"Experts were not compared: they were of rank {mixture.record['expanded_rank']}.")
         skipped.add("experts")
     try:
@@ -148,9 +157,22 @@ def expected_plan(mixture: Mixture, base: Source, experts: list[Source], notes: 
         skipped.add("centroids")
     averaged = [expert for expert in experts if expert.name in mixture.shared_from]
     plan = make_plan(recipe, base, experts, centroids, averaged)
-    gates = {part.gate: drawn_gate(recipe, part, mixture.shape, mixture.gate_rows) for part in mixture.gated}
     plan.set_gates(Gates(gates, mixture.record["gates"]))
     return plan, skipped
+
+
+def expected_gates(mixture: Mixture) -> dict[str, np.ndarray]:
+    """The gates of a mixture, drawn again or fitted again to the statistics beside it.
+
+    Raises:
+        MergeError: if its mode needs texts or the experts' own gates, or its statistics are missing or damaged.
+    """
+    recipe, mode = mixture.recipe, GATE_MODES[mixture.recipe.gate_mode]
+    if isinstance(mode, RidgeMode):
+        return ridge_gates(mixture.gated, read_statistics(mixture.folder, mixture.record["gates"])).values
+    if not isinstance(mode, DrawnMode):
+        raise MergeError(f"gate_mode={recipe.gate_mode} is computed from texts or read from the experts.")
+    return {part.gate: drawn_gate(recipe, part, mixture.shape, mixture.gate_rows) for part in mixture.gated}
 
 
 def changed_sources(sources: list[Source], records: list[dict], notes: list[str], progress: Progress) -> list[str]:
@@ -186,12 +208,38 @@ def compare_tensor(tensor: OutputTensor, mixture: Mixture) -> list[str]:
     if (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
         return [f"{tensor.name}: {entry.dtype} {list(entry.shape)} instead of {tensor.dtype} {list(tensor.shape)}."]
     differing, first, position = 0, None, 0
-    for expected, stored in zip(equal_blocks(tensor.blocks(), PIECE), read_blocks(entry, PIECE), strict=True):
-        if not np.array_equal(expected, stored):
-            indices = np.flatnonzero(expected != stored)
+    for expected, found in zip(equal_blocks(tensor.blocks(), PIECE), read_blocks(entry, PIECE), strict=True):
+        if not np.array_equal(expected, found):
+            indices = np.flatnonzero(expected != found)
             differing += len(indices)
             first = position + int(indices[0]) if first is None else first
-        position += len(stored)
+        position += len(found)
     if not differing:
         return []
     return [f"{tensor.name}: {differing:,} of {tensor.elements:,} elements differ, starting at element {first}."]
+
+
+def values_of(tensor: OutputTensor) -> np.ndarray:
+    """An expected tensor in float32."""
+    return to_float32(np.concatenate(list(tensor.blocks())), tensor.dtype).reshape(tensor.shape)
+
+
+def compare_product(tensor: OutputTensor, mixture: Mixture) -> list[str]:
+    """As `compare_tensor` for the product of an expert's two factors, which is compared where its A is expected."""
+    *_, half, _ = tensor.name.split(".")
+    entry = mixture.source.entry(tensor.name)
+    if (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape):
+        return [f"{tensor.name}: {entry.dtype} {list(entry.shape)} instead of {tensor.dtype} {list(tensor.shape)}."]
+    if half == "B":
+        return []
+    other = tensor.name.removesuffix("A.weight") + "B.weight"
+    found = stored(mixture.source, other) @ stored(mixture.source, tensor.name)
+    return compare_values(f"{tensor.name} and {other}", tensor.dtype, product(tensor), found)
+
+
+def compare_values(name: str, dtype: str, expected: np.ndarray, found: np.ndarray) -> list[str]:
+    """A line if values differ by more than the tolerance."""
+    difference = float(np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30))
+    if difference <= TOLERANCE.get(dtype, TOLERANCE["F32"]):
+        return []
+    return [f"{name}: values differ by {difference:.1%} of their norm."]

@@ -7,14 +7,25 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from merge_tools import MergeError, Recipe, add, check, compose, export, inspect, read_recipe, remove, tune, verify
+from merge_tools.checkpoints import open_source
 from merge_tools.gate_modes import GATE_MODES
-from merge_tools.gate_statistics import FILE, HELD_OUT_SHARE
+from merge_tools.gate_statistics import FILE, HELD_OUT_SHARE, size_of_statistics
 from merge_tools.gate_texts import texts_of
 from merge_tools.provenance import RECORD
-from merge_tools.ridge import Moments, MomentSum, confusion, fit_gate, fit_scale, held_out_logits, solve
+from merge_tools.ridge import (
+    HELD_OUT_TOKENS,
+    Moments,
+    MomentSum,
+    confusion,
+    fit_gate,
+    fit_scale,
+    held_out_logits,
+    solve,
+)
 
 from .conftest import contents, open_model, read_tensors, recipe_of
 
@@ -109,6 +120,28 @@ def test_an_expert_that_is_added_and_removed_leaves_the_old_bytes(options, exper
     assert verify(tmp_path / "added")["ok"]
 
 
+def test_verify_fits_the_gates_again(experts, samples, tmp_path):
+    out = tmp_path / "out"
+    compose(recipe(experts(3), samples), out)
+    result = verify(out)
+    assert result["ok"] and not result["notes"] and result["compared"]["gates"] == 2
+    tensors = read_tensors(out)
+    tensors[GATE.format(1)] *= 1.01
+    save_file(tensors, out / "model.safetensors", {"format": "pt"})
+    assert f"{GATE.format(1)}: values differ by 1.0% of their norm." in verify(out)["faults"]
+    (out / FILE).unlink()
+    assert any("Gates were not compared" in note and FILE in note for note in verify(out)["notes"])
+
+
+def test_the_disk_has_room_for_the_statistics(experts, samples, tmp_path):
+    source = open_source("base", experts(1)[0])
+    expected = size_of_statistics(read_recipe(recipe(experts(3), samples)), source)
+    compose(recipe(experts(3), samples), tmp_path / "out")
+    held_out = 3 * 2 * HELD_OUT_TOKENS * 32 * 4  # at most, of float32
+    assert expected - held_out < (tmp_path / "out" / FILE).stat().st_size < expected
+    assert size_of_statistics(read_recipe(recipe_of(experts(3), gate_mode="random")), source) == 0
+
+
 def test_removing_the_first_expert_gives_the_gates_of_the_others(experts, samples, tmp_path):
     folders = experts(3)
     common = {"base_model": str(folders[0]), "average": "base"}
@@ -180,6 +213,10 @@ def test_the_rows_of_tuned_gates_are_kept_when_an_expert_is_removed(experts, sam
     remove(tmp_path / "tuned", folders[1].name, tmp_path / "two")
     before, after = (read_tensors(tmp_path / name)[GATE.format(0)] for name in ("tuned", "two"))
     assert torch.equal(before[[0, 2]], after)
+    (tmp_path / "tuned" / FILE).unlink()
+    remove(tmp_path / "tuned", folders[1].name, tmp_path / "again")
+    assert torch.equal(read_tensors(tmp_path / "again")[GATE.format(0)], after)
+    assert "statistics" not in made_by(tmp_path / "again")
 
 
 def test_statistics_of_another_mixture_are_refused(experts, samples, tmp_path):
