@@ -73,10 +73,9 @@ def in_transformers(folder):
         return model(ids).logits[0].numpy(), model.generate(ids, **options)[0, len(IDS) :].tolist()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_llama_cpp_computes_what_transformers_computes(case, tmp_path):
-    folder = compose_case(tmp_path, case)
-    export(folder, tmp_path / "out.gguf", "gguf")
+def compare(folder, case, whole, tmp_path):
+    """Compares a mixture in transformers with its file for llama.cpp, which is made from the folder `whole`."""
+    export(whole, tmp_path / "out.gguf", "gguf")
     logits, found = in_llama_cpp(tmp_path / "out.gguf", tmp_path / "logits.npy")
     expected, generated = in_transformers(folder)
     difference = float(np.abs(logits - expected).max())
@@ -85,6 +84,19 @@ def test_llama_cpp_computes_what_transformers_computes(case, tmp_path):
     assert found["generated"] == generated
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert found["tokens"] == [tokenizer(text)["input_ids"] for text in TEXTS]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llama_cpp_computes_what_transformers_computes(case, tmp_path):
+    folder = compose_case(tmp_path, case)
+    compare(folder, case, folder, tmp_path)
+
+
+def test_experts_of_low_rank_compute_the_same_as_whole_ones_in_llama_cpp(tmp_path):
+    case, options = "llama, gpt-2", {"base_model": str(tmp_path / "expert 0"), "average": "base", "rank": 4}
+    folder = compose_case(tmp_path, case, **options)
+    export(folder, tmp_path / "whole", "mixtral")
+    compare(folder, case, tmp_path / "whole", tmp_path)
 
 
 def test_another_expert_is_detected(tmp_path):
