@@ -1,12 +1,13 @@
-"""The installed default model: time to the first result, the README's first output, scores on long documents, price of diversity.
+"""The installed default model: scores on all sets, time to the first result, the README's first output, long documents, diversity.
 
-    python benchmarks/default_model.py --data PATH          # PATH/keyphrases/...; about 10 minutes on two cores
-    python benchmarks/default_model.py --data PATH --only diversity
+    python benchmarks/default_model.py --data PATH          # PATH/keyphrases/...; about half an hour on two cores
+    python benchmarks/default_model.py --data PATH --only sets
 
-Its scores on all test sets are in the results.json of its training run, which its package contains. Long documents are put together
-from neighbouring test documents, since no full texts are at hand: `joined` of them each. There the default ranking is compared with
-reading the beginning only (`on_long="truncate"`), with the best mention's score, which needs no ranker, and with YAKE
-(`pip install yake`). Scores by `diversity=` are those of the first test documents of three sets, each with its own style.
+Scores on all sets, without and with the style of each, come with the counts of each document, so that differences to the free tools
+of `keyphrase_peers.py` have intervals. Long documents are put together from neighbouring test documents, `joined` of them each. There
+the default ranking is compared with reading the beginning only (`on_long="truncate"`), with the best mention's score, which needs no
+ranker, and with YAKE (`pip install yake`). Scores by `diversity=` are those of the first test documents of three sets, each with its
+own style.
 """
 
 import statistics
@@ -15,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from common import make_parser, peer_versions, write
-from keyphrase_sets import STYLES, Documents, data_file, describe_f1, yake_phrases
+from common import as_json, make_parser, peer_versions, write
+from keyphrase_sets import SPLIT_OF_SET, STYLE_OF_SET, STYLES, Documents, data_file, describe_f1, yake_phrases
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
@@ -85,6 +86,31 @@ def score_diversity(options, extract, name: str) -> dict:
     return {"documents": len(documents.texts), "style": style, "scores": scores}
 
 
+def score_set(options, extract, name: str) -> dict:
+    """Scores on a set without a style and with its own, the counts of each document, and the seconds per document without."""
+    documents, style = (
+        Documents(data_file(options.data, name, SPLIT_OF_SET[name]), options.documents),
+        STYLE_OF_SET[name],
+    )
+    start = time.perf_counter()
+    found = {"unstyled": extract(documents.texts, batch_size=16)}
+    seconds = (time.perf_counter() - start) / len(documents.texts)
+    found["styled"] = extract(documents.texts, batch_size=16, style=style)
+    row = {"documents": len(documents.texts), "seconds_per_document": seconds, "style": style}
+    for way, phrases in found.items():
+        row[way] = {"seke": documents.score(phrases), "by_document": documents.count(phrases)}
+    f1 = "   ".join(f"{way} {describe_f1(row[way]['seke'])}" for way in found)
+    print(f"{name}: {f1}   {seconds:.3f} s per document", flush=True)
+    return row
+
+
+def measure_sets(options, extract) -> tuple[dict, dict]:
+    """Results on all sets, and the data."""
+    data = {name: data_file(options.data, name, split).parent for name, split in SPLIT_OF_SET.items()}
+    settings = {"documents": options.documents, "data": as_json(data)}
+    return {name: score_set(options, extract, name) for name in SPLIT_OF_SET}, settings
+
+
 def measure_defaults(options, extract) -> tuple[dict, dict]:
     """Results and settings of the default options."""
     seconds = seconds_to_first_result(options.rounds)
@@ -99,13 +125,16 @@ def measure_diversity(options, extract) -> tuple[dict, dict]:
     return {name: score_diversity(options, extract, name) for name in DIVERSE}, {}
 
 
-PARTS = {"defaults": measure_defaults, "diversity": measure_diversity}
+PARTS = {"defaults": measure_defaults, "diversity": measure_diversity, "sets": measure_sets}
 
 
 def main():
     """Runs the benchmark."""
     parser = make_parser(__doc__, "default_model", "keyphrases/NAME/")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="diversity: NAME_diversity.json")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=list(PARTS), help="others than defaults: NAME_PART.json"
+    )
+    parser.add_argument("--documents", type=int, help="first documents of each set; all by default")
     parser.add_argument("--long_documents", type=int, default=6, help="long documents of each set")
     parser.add_argument("--rounds", type=int, default=5, help="of the time to the first result")
     options = parser.parse_args()

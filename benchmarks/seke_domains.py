@@ -1,21 +1,19 @@
 """Keyphrases of sets and domains that the model was not trained for: leave one set out in turn, then train on all.
 
-    python benchmarks/seke_domains.py --data PATH --work FOLDER             # PATH/keyphrases/...; pip install yake keybert
+    python benchmarks/seke_domains.py --data PATH --work FOLDER             # PATH/keyphrases/...
 
 Each of five training sets is left out in turn: `lexperts train seke default` trains on the other four, fits its ranker on their
 validation documents, and is scored on the test documents of the set left out. The last model is trained on all five and scored on
-all seven test sets, of which two (krapivin, nus) have no training documents, without and with the style of each. YAKE and KeyBERT have their own defaults (KeyBERT with
-the same MiniLM, phrases of one to three words, and the first documents of each set only). No test document is used for any choice.
-Rows in results/seke_domains.json, those of YAKE and KeyBERT in results/seke_domains_peers.json, and runs in the work folder are
-reused if their settings, data and versions are the same.
+all seven test sets, of which two (krapivin, nus) have no training documents, without and with the style of each. No test document is
+used for any choice. Rows in results/seke_domains.json and runs in the work folder are reused if their settings, data and versions are
+the same. What to compare with is measured by `keyphrase_peers.py`.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from pathlib import Path
 
-from common import Record, make_parser, peer_versions
+from common import Record, make_parser
 from keyphrase_sets import (
-    BASELINES,
     HEADS,
     SPLITS,
     STYLES,
@@ -25,10 +23,13 @@ from keyphrase_sets import (
     describe_f1,
     train_seke,
 )
+from transformers import pipeline
+
+import keyphrase_tools  # noqa: F401  (registers the pipeline)
 
 
-def train(options, left_out: str | None, head: str, seed: int) -> dict:
-    """Trains on all sets but one, unless the folder holds the finished run, and returns its results.json."""
+def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, dict]:
+    """Trains on all sets but one, unless the folder holds the finished run; the folder, and its results.json."""
     names = [name for name in STYLES if name != left_out]
     tests = {left_out: left_out}  # name in the results -> set
     if not left_out:
@@ -49,23 +50,23 @@ def train(options, left_out: str | None, head: str, seed: int) -> dict:
     }  # fmt: skip
     folder = options.work / f"{head}-without-{left_out or 'none'}-{seed}"
     run = {"overwrite": options.overwrite, **files, "styles": [STYLES[name] for name in names]}
-    return train_seke("default", folder, head, settings, **run)
+    return folder, train_seke("default", folder, head, settings, **run)
 
 
-def measure_peer(options, system: str, **key) -> dict:
-    """Scores of YAKE or KeyBERT on a test set."""
-    name, limit = key["set"], options.keybert_documents if system == "KeyBERT" else None
-    documents = Documents(data_file(options.data, name, "test"), limit)
-    scores = documents.score(BASELINES[system](documents.texts))
-    print(f"{system}, {name}: {describe_f1(scores)}", flush=True)
-    return {"documents": len(documents.texts), "seke": scores}
+def count_documents(folder: Path, path: Path) -> dict[str, str]:
+    """The counts of each document of a file by the model of a run."""
+    documents = Documents(path)
+    extract = pipeline("keyphrase-extraction", model=str(folder))
+    return documents.count(extract(documents.texts, batch_size=16))
 
 
 def measure(options, record: Record, left_out: str | None, head: str, seed: int) -> None:
-    """Adds the rows of one training."""
-    result = train(options, left_out, head, seed)
+    """Adds the rows of one training; that of a set left out has the counts of each document."""
+    folder, result = train(options, left_out, head, seed)
     for name, scores in result["test_files"].items():
         name, _, style = name.partition(":")
+        if left_out:
+            scores["by_document"] = count_documents(folder, data_file(options.data, name, "test"))
         record.add({"system": head, "left_out": left_out, "set": name, "style": style or None, "seed": seed, **scores})
         f1 = describe_f1(scores["seke"])
         print(f"{head} without {left_out}, seed {seed}, on {name}, style {style or 'none'}: {f1}", flush=True)
@@ -81,15 +82,8 @@ def main():
     parser.add_argument(
         "--left_out_epochs", type=float, default=1, help="of the models that are trained on all sets but one"
     )
-    parser.add_argument("--keybert_documents", type=int, default=200, help="documents of each set that KeyBERT reads")
-    parser.add_argument("--baselines", nargs="*", choices=tuple(BASELINES), default=list(BASELINES))
     options = parser.parse_args()
     data = {name: data_file(options.data, name, "test").parent for name in STYLES_OF_TESTS}
-    if options.baselines:
-        settings = {"keybert_documents": options.keybert_documents, "data": data, "peers": peer_versions()}
-        record = Record(f"{options.name}_peers", overwrite=options.overwrite, **settings)
-        keys = [{"system": system, "set": name} for system in options.baselines for name in STYLES_OF_TESTS]
-        record.complete(partial(measure_peer, options), keys)
     settings = {"epochs": options.epochs, "left_out_epochs": options.left_out_epochs, "data": data}
     record = Record(options.name, overwrite=options.overwrite, **settings)
     left_out = [None if name == "none" else name for name in options.left_out]
