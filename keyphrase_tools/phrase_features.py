@@ -16,6 +16,7 @@ import numpy as np
 
 from .decoding import B, I, O, is_phrase
 from .layout import begin_units, unit_numbers
+from .phrase_shape import SHAPE, shape_features
 from .words import stem
 
 MAX_WORDS = 5  # per phrase
@@ -30,6 +31,9 @@ INTERACTIONS = (
     ("document", "mentions"), ("document", "first"),
 )  # fmt: skip
 NAMES = (*FEATURES, *(f"{a} x {b}" for a, b in INTERACTIONS))
+# of a model with word classes
+SHAPE_INTERACTIONS = tuple(("document", name) for name in SHAPE)
+NAMES_WITH_SHAPE = (*NAMES, *SHAPE, *(f"{a} x {b}" for a, b in SHAPE_INTERACTIONS))
 IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = (
     1,
     2,
@@ -54,7 +58,7 @@ class PhraseTable(NamedTuple):
     """The phrases of one document, in the order of their first mentions.
 
     Attributes:
-        features (`(C, F)`): by NAMES.
+        features (`(C, F)`): by NAMES, or with word classes by NAMES_WITH_SHAPE.
         bounds (`(C + 1,)`): phrase c has the mentions from `bounds[c]` to `bounds[c + 1]`.
         spans (`(M, 2)`): the words of each mention, from the first to the one after the last.
         scores (`(M,)`): the mean probability of each mention's labels, as `decoding.mention_scores`.
@@ -148,20 +152,25 @@ class WordArrays:
         self.continued = np.where(ends_unit, False, np.append(self.continues[1:], False)[: len(facts)])
 
 
-def find_phrases(documents: Sequence[tuple[Words, np.ndarray]], language: str | None = "english") -> list[PhraseTable]:
+def find_phrases(
+    documents: Sequence[tuple[Words, np.ndarray]],
+    language: str | None = "english",
+    classes: Sequence[np.ndarray] | None = None,
+) -> list[PhraseTable]:
     """The phrases of each document.
 
     Args:
         documents: the W words of each, and their probabilities `(W, 3)` of O, B and I.
         language: of the stems by which phrases are compared, see `words.stem`.
+        classes: for each document the probabilities `(W, 3)` of its words' classes, see `word_classes`.
     """
     if not documents:
         return []
     words = WordArrays(documents, language)
     found, lengths = find_mentions(words)
     if not lengths.size:
-        none = np.zeros((0, 2), dtype=np.int64)
-        return [PhraseTable(np.zeros((0, len(NAMES))), np.zeros(1, dtype=np.int64), none, np.zeros(0))] * len(documents)
+        none, size = np.zeros((0, 2), dtype=np.int64), len(NAMES if classes is None else NAMES_WITH_SHAPE)
+        return [PhraseTable(np.zeros((0, size)), np.zeros(1, dtype=np.int64), none, np.zeros(0))] * len(documents)
     # phrases by first mention, the shorter first; mentions by phrase
     first = np.full(len(lengths), len(words.p))
     np.minimum.at(first, found.phrase, found.start)
@@ -173,7 +182,8 @@ def find_phrases(documents: Sequence[tuple[Words, np.ndarray]], language: str | 
     found = Mentions(*(column[by_phrase] for column in found))
     bounds = np.append(np.searchsorted(phrase[by_phrase], np.arange(len(lengths))), len(phrase))
     first, lengths = first[order], lengths[order]
-    features = phrase_features(found, bounds[:-1], first, lengths, words)
+    of_words = None if classes is None else np.concatenate(classes)
+    features = phrase_features(found, bounds[:-1], first, lengths, words, of_words)
     cuts = np.searchsorted(first, words.starts)
     tables = []
     for document, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
@@ -239,14 +249,21 @@ def extend(spans: Spans, n: int, words: WordArrays, num_stems: int) -> Spans:
 
 
 def phrase_features(
-    found: Mentions, bounds: np.ndarray, first: np.ndarray, lengths: np.ndarray, words: WordArrays
+    found: Mentions,
+    bounds: np.ndarray,
+    first: np.ndarray,
+    lengths: np.ndarray,
+    words: WordArrays,
+    classes: np.ndarray | None = None,
 ) -> np.ndarray:
     """The features `(C, F)` of phrases.
 
     Args:
         found: the mentions, phrase by phrase.
         bounds, first, lengths (`(C,)`): the index of each phrase's first mention, the first word of it, and the number of words.
+        classes (`(W, 3)`): of the words, if they are known.
     """
+    shape = {} if classes is None else shape_features(found, bounds, first, lengths, words, classes)
     best = {name: np.maximum.reduceat(getattr(found, name), bounds) for name in ("span", "labels", "inside")}
     document = words.document[first]
     first, num_words = first - words.starts[document], words.lengths[document]
@@ -273,6 +290,7 @@ def phrase_features(
         "begins": np.log1p(np.bincount(of_word, p[:, B], minlength=size))[document],
     }
     columns = [values[name] for name in FEATURES] + [values[a] * values[b] for a, b in INTERACTIONS]
+    columns += [*shape.values(), *(values["document"] * value for value in shape.values())]
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
 
 

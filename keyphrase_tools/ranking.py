@@ -20,7 +20,9 @@ from .clean_text import clean_characters
 from .decoding import apply_temperature, is_phrase, mention_scores, tag_spans, word_tags
 from .diversity import diversify, phrase_vectors
 from .layout import begin_units, unit_numbers
-from .phrase_features import NAMES, PhraseTable, Words, find_phrases
+from .phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
+from .phrase_shape import SHAPE
+from .word_classes import FIELD
 from .words import APOSTROPHES, check_language, split_phrase, stem, stem_phrase
 
 POSSESSIVES = tuple(f"{apostrophe}s" for apostrophe in APOSTROPHES)
@@ -30,16 +32,21 @@ class PhraseRanker:
     """P(keyphrase) = sigmoid(bias + sum of weight x feature).
 
     Args:
-        weights: for "bias" and each of NAMES; and "gold", the number of gold keyphrases per expected one, which is above 1 since
-            some are not among the candidates.
+        weights: for "bias" and each of NAMES, or of NAMES_WITH_SHAPE; and "gold", the number of gold keyphrases per expected one,
+            which is above 1 since some are not among the candidates.
+
+    Attributes:
+        reads_shape: whether the ranker needs the classes of words.
 
     Raises:
         ValueError: if a weight is missing, unknown, or not a finite number.
     """
 
     def __init__(self, weights: Mapping[str, float]):
-        if set(weights) != {"bias", "gold", *NAMES}:
-            wrong = sorted(set(weights) ^ {"bias", "gold", *NAMES})
+        self.reads_shape = not set(weights).isdisjoint(SHAPE)
+        names = NAMES_WITH_SHAPE if self.reads_shape else NAMES
+        if set(weights) != {"bias", "gold", *names}:
+            wrong = sorted(set(weights) ^ {"bias", "gold", *names})
             raise ValueError(
                 f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. Fit it again with "
                 "keyphrase_tools.ranking.fit_ranker, or set model.config.keyphrase_ranker = None."
@@ -50,7 +57,7 @@ class PhraseRanker:
                     f"keyphrase_ranker has {name}={value!r}, which is not a finite number. Fit it again with "
                     "keyphrase_tools.ranking.fit_ranker, or set model.config.keyphrase_ranker = None."
                 )
-        self._bias, self._weights = weights["bias"], np.array([weights[name] for name in NAMES])
+        self._bias, self._weights = weights["bias"], np.array([weights[name] for name in names])
         self._gold = weights["gold"]
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
@@ -74,6 +81,7 @@ class PhraseRanker:
         documents: Sequence[tuple[str, Words, np.ndarray]],
         language: str | None = "english",
         temperature: float | None = None,
+        classes: Sequence[np.ndarray] | None = None,
     ) -> list["RankedPhrases"]:
         """Ranks the candidates of each document.
 
@@ -81,9 +89,10 @@ class PhraseRanker:
             documents: texts, their W words as `split_words` returns them, and the words' probabilities `(W, 3)`.
             language: of the stems, see `words.stem`.
             temperature: of the scores, see `decoding.apply_temperature`; it changes neither their order nor the best number.
+            classes: for each document those of its words, as in `find_phrases`; needed if `reads_shape`.
         """
-        ranked = []
-        tables = find_phrases([(words, p) for _, words, p in documents], language)
+        ranked, read = [], [(words, p) for _, words, p in documents]
+        tables = find_phrases(read, language, classes if self.reads_shape else None)
         for (text, words, _), table in zip(documents, tables, strict=True):
             scores = self.probabilities(table.features).round(6)
             order = np.argsort(-scores, kind="stable")  # equal scores by their first mention
@@ -99,14 +108,21 @@ def read_rankers(config) -> dict[str | None, PhraseRanker]:
     """The rankers of a model's configuration: of each style in `style_rankers`, and under `None` `keyphrase_ranker`.
 
     Raises:
-        ValueError: if a ranker's weights are wrong, or its style is not one of the model's.
+        ValueError: if a ranker's weights are wrong, its style is not one of the model's, or it needs word classes that the model
+            does not have.
     """
     weights = {None: getattr(config, "keyphrase_ranker", None)} | (getattr(config, "style_rankers", None) or {})
     styles = getattr(config, "styles", None) or []
     if unknown := [style for style in weights if style is not None and style not in styles]:
         known = f"its styles are {', '.join(map(repr, styles))}" if styles else "it has no styles"
         raise ValueError(f"style_rankers has {unknown[0]!r}, which the model does not have: {known}. Leave it out.")
-    return {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
+    rankers = {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
+    if any(ranker.reads_shape for ranker in rankers.values()) and getattr(config, FIELD, None) is None:
+        raise ValueError(
+            f"keyphrase_ranker has weights of noun phrases, for which the model needs {FIELD}. Fit both with "
+            "keyphrase_tools.word_classes.fit_word_classes and ranking.fit_ranker."
+        )
+    return rankers
 
 
 @dataclass
@@ -330,6 +346,7 @@ def fit_ranker(
     groups: Sequence | None = None,
     shares: Mapping | None = None,
     language: str | None = "english",
+    classes: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
     """The weights of a `PhraseRanker`, by logistic regression on documents that the model was not trained on.
 
@@ -339,6 +356,7 @@ def fit_ranker(
         groups: for each document, the group (such as the data set) that it belongs to.
         shares: for each group, the weight of all its candidates together; the same for each by default.
         language: of the stems by which phrases are compared, as in `labels.present_keyphrases`; save it as `config.keyphrase_language`.
+        classes: for each document those of its words, as in `find_phrases`, for a ranker that needs them.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -352,7 +370,7 @@ def fit_ranker(
     rows, right, group_of_row = [], [], []
     num_gold: dict = defaultdict(int)
     groups = [0] * len(documents) if groups is None else groups
-    tables = find_phrases(documents, check_language(language))
+    tables = find_phrases(documents, check_language(language), classes)
     for (words, _), table, phrases, group in zip(documents, tables, gold, groups, strict=True):
         keys = {tuple(stem(word, language) for word in phrase.split()) for phrase in phrases}
         num_gold[group] += len(keys)
@@ -377,5 +395,6 @@ def fit_ranker(
     bias = regression.intercept_[0] - (weights * scaler.mean_).sum()
     # with an intercept, the expected number of keyphrases is the number of right candidates
     gold = sum(num_gold[group] * per_row[group] for group in num_gold) / (weight @ np.array(right))
-    values = {"bias": bias, "gold": max(gold, 1.0), **dict(zip(NAMES, weights, strict=True))}
+    names = NAMES if classes is None else NAMES_WITH_SHAPE
+    values = {"bias": bias, "gold": max(gold, 1.0), **dict(zip(names, weights, strict=True))}
     return {name: round(float(value), 6) for name, value in values.items()}

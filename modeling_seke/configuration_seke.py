@@ -64,6 +64,9 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
             the probability that the phrase is a keyphrase. Fitted by `keyphrase_tools.ranking.fit_ranker`.
         style_rankers (`dict[str, dict[str, float]]`, default `None`):
             For each of `styles`, the weights that are used instead if this style is asked for.
+        keyphrase_word_classes (`dict[str, list[float]]`, default `None`):
+            Bias and weights of a linear layer on the backbone's states that tells nouns, their modifiers and other words apart,
+            which `keyphrase_ranker` may use. Fitted by `keyphrase_tools.word_classes.fit_word_classes`.
         id2label, label2id, num_labels:
             The labels; `O`, `B-KEY`, `I-KEY` by default.
 
@@ -103,6 +106,7 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     keyphrase_temperature: float | int | None = None
     keyphrase_ranker: dict[str, float] | None = None
     style_rankers: dict[str, dict[str, float]] | None = None
+    keyphrase_word_classes: dict[str, list[float]] | None = None
 
     def __post_init__(self, **kwargs):
         if self.id2label is None and self.label2id is None and "num_labels" not in kwargs:
