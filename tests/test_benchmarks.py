@@ -83,6 +83,19 @@ def test_remove_drops_the_rows_of_a_key_only(common, record):
     assert [row["system"] for row in record.rows()] == ["b"]
 
 
+def test_replace_measures_again_what_has_another_setting(common, record):
+    measured = []
+
+    def measure(system, seed, limit):
+        measured.append((system, limit))
+        return {"score": 2.5}
+
+    for limit in (50, 50, None):
+        record.replace(measure, [{"system": "b", "seed": 0, "limit": limit}], "limit")
+    assert measured == [("b", 50), ("b", None)]
+    assert [(row["system"], row.get("limit")) for row in record.rows()] == [("a", None), ("b", None)]
+
+
 @pytest.fixture(name="run")
 def fixture_run(common, tmp_path):
     """A finished run, and a function that checks whether it may be reused."""
