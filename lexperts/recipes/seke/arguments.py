@@ -80,6 +80,15 @@ class DataArguments(ColumnArguments, SplitArguments):
     style_dropout: float = option(
         0.3, "share of training rows whose style is hidden, to work without one", least=0, most=1
     )
+    tagger: str | None = option(
+        None,
+        "spaCy pipeline that tells nouns, for a ranker that knows noun phrases, as en_core_web_sm; with --fit-ranker",
+    )
+    as_noun_phrases: list[str] | None = option(
+        None,
+        "styles that are never hidden: without a style, their documents count with the keyphrases that are noun phrases of two or "
+        "more words only; with --tagger",
+    )
     language: str | None = option(
         None, "stemmer of keyphrases, such as german, or none; by default the model's, or english", kind="language"
     )
@@ -103,6 +112,10 @@ class DataArguments(ColumnArguments, SplitArguments):
                 f"--mixing-temperature {self.mixing_temperature} and --rows-per-epoch {self.rows_per_epoch} need each other. "
                 "Pass both, or neither."
             )
+        if self.tagger and not self.fit_ranker:
+            raise UserError(f"--tagger {self.tagger} needs --fit-ranker true, since only a ranker reads word classes.")
+        if self.as_noun_phrases and not self.tagger:
+            raise UserError(f"--as-noun-phrases {' '.join(self.as_noun_phrases)} needs --tagger, as en_core_web_sm.")
 
 
 @dataclass

@@ -22,6 +22,7 @@ from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.words import check_language
 from modeling_seke import SekeForTokenClassification
 from run_tools.backbones import resolve_backbone
+from run_tools.errors import UserError
 from run_tools.files import write_file
 from run_tools.fingerprints import RECORD
 from run_tools.model_loading import open_config, open_model, open_tokenizer
@@ -43,6 +44,7 @@ from .scoring import (
     score_test_files,
     score_test_set,
 )
+from .word_classes import add_noun_phrases, add_word_classes, open_tagger
 
 HEAD = (
     "use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_intermediate_size", "expert_init",
@@ -110,10 +112,15 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     language = read_language(data_args.language, model_args.start_from)
     labelling = {"rules": data_args.rules, "language": language}
+    check_gold_of_files(documents, data_args, language)
+    if apart := data_args.as_noun_phrases:
+        check_apart(apart, documents["train"])
+        tagger = open_tagger(data_args.tagger)
+        for split in documents.keys() & {"train", "validation"}:
+            documents[split] = add_noun_phrases(documents[split], apart, tagger, language)
     train, validation = documents["train"], documents["validation"]
     windows = tokenize_documents({"text": train.texts, "keyphrases": train.gold}, tokenizer, **labelling)
     print(f"train: {len(train.texts):,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
-    check_gold_of_files(documents, data_args, language)
     styles = list(dict.fromkeys(style for _, style in train.files if style))
     with training_args.main_process_first(desc="base model"):
         base = Path(training_args.output_dir) / "base"
@@ -126,7 +133,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
 
     keep_best(training_args, "f1@10")
     splits = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
-    collator = HideStyles(DataCollatorForTokenClassification(tokenizer), data_args.style_dropout)
+    kept = [(model.config.styles or []).index(style) + 1 for style in apart or []]
+    collator = HideStyles(DataCollatorForTokenClassification(tokenizer), data_args.style_dropout, kept)
     trainer = RecipeTrainer(
         **trainer_options(model, training_args, splits, collator, tokenizer),
         compute_metrics=metrics,
@@ -154,6 +162,15 @@ def read_language(given: str | None, start_from: str | None) -> str | None:
         given = getattr(open_config(start_from), "keyphrase_language", "english")
         return check_language(given)
     return None if given == "none" else check_language(given or "english")
+
+
+def check_apart(styles: list[str], train: Documents) -> None:
+    """Raises a `UserError` for a style of `--as-noun-phrases` that no training file has."""
+    known = sorted({style for _, style in train.files if style})
+    if unknown := [style for style in styles if style not in known]:
+        raise UserError(
+            f"--as-noun-phrases {unknown[0]} is not a style of --train-files, which are {', '.join(known)}."
+        )
 
 
 def check_styles(documents: dict[str, Documents], args: DataArguments, styles: list[str]) -> None:
@@ -221,6 +238,10 @@ def run(
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
     record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}
     if data_args.fit_ranker:
+        if data_args.tagger:
+            tagger = open_tagger(data_args.tagger)
+            record["word_classes"] = add_word_classes(extract, documents["train"].texts, tagger, training_args.seed)
+            extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
         extract, record["ranker"] = add_rankers(extract, documents["validation"], data_args)
     elif data_args.calibrate:
         record["calibration"] = measure_calibration(extract, documents, data_args.rules)

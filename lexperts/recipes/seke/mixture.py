@@ -1,6 +1,6 @@
 """Training on several data sets at once: how often each is sampled, and when the model is told the style of a row."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -43,16 +43,16 @@ class MixtureSampler(Sampler[int]):
 
 
 class HideStyles:
-    """A collator that sets the style of a share of the rows to 0, none."""
+    """A collator that sets the style of a share of the rows to 0, none, but for the styles that are `kept`."""
 
-    def __init__(self, collator, share: float):
-        self.collator, self.share = collator, share
+    def __init__(self, collator, share: float, kept: Iterable[int] = ()):
+        self.collator, self.share, self.kept = collator, share, torch.tensor(list(kept), dtype=torch.long)
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         """The batch of the rows."""
         batch = self.collator(rows)
         if "style_ids" in batch and self.share:
-            hidden = torch.rand(len(batch["style_ids"])) < self.share
+            hidden = (torch.rand(len(batch["style_ids"])) < self.share) & ~torch.isin(batch["style_ids"], self.kept)
             batch["style_ids"] = batch["style_ids"].masked_fill(hidden, 0)
         return batch
 

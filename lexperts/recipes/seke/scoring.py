@@ -9,6 +9,7 @@ from keyphrase_tools.calibration import calibrate, calibration_error, expected_c
 from keyphrase_tools.evaluation import score_phrases
 from keyphrase_tools.labels import RULES
 from keyphrase_tools.ranking import fit_ranker
+from keyphrase_tools.word_classes import FIELD
 from run_tools.fingerprints import parse_named_path
 
 from .arguments import DataArguments
@@ -71,7 +72,8 @@ def add_rankers(extract, validation: Documents, args: DataArguments):
     """Fits a ranker on validation documents, and one more for each of their styles; saves them in the configuration.
 
     A file of n documents has a share in proportion to n^(1/T), as in training. For the ranker of a style the documents of its
-    files are read with this style, and all other files have a small share (`OTHER_STYLES`), so that few documents suffice.
+    files are read with this style, and all other files have a small share (`OTHER_STYLES`), so that few documents suffice. Styles of
+    `--as-noun-phrases` have no part in the ranker without a style.
 
     Returns:
         A pipeline that ranks by them; their weights, and F1@10 on the validation documents, mean over the files.
@@ -87,16 +89,23 @@ def add_rankers(extract, validation: Documents, args: DataArguments):
     some_texts, some_gold, groups = map(list, zip(*rows, strict=True))
 
     def read(indices: list[int], style: str | None) -> list:
-        return extract.read_words([some_texts[i] for i in indices], batch_size=16, style=style)
+        block = extract.read([some_texts[i] for i in indices], batch_size=16, style=style)
+        found = block.probabilities
+        return [((d.words, found.document(i)), found.classes(i)) for i, d in enumerate(block.documents)]
 
-    words = with_styles([""] * len(rows), read)
-    config.keyphrase_ranker = fit_ranker(words, some_gold, groups, shares, language)
+    def fit(styles: list[str], shares: dict) -> dict[str, float]:
+        documents, classes = zip(*with_styles(styles, read), strict=True)
+        known = getattr(config, FIELD, None) is not None
+        return fit_ranker(documents, some_gold, groups, shares, language, classes if known else None)
+
+    apart = args.as_noun_phrases or []
+    together = {file: 0.0 if file[1] in apart else share for file, share in shares.items()}
+    config.keyphrase_ranker = fit([""] * len(rows), together)
     if styles := sorted({style for _, style in files if style}):
-        words = with_styles([style for _, style in groups], read)
         config.style_rankers = {}
         for style in styles:
             own = {file: share * (1 if file[1] == style else OTHER_STYLES) for file, share in shares.items()}
-            config.style_rankers[style] = fit_ranker(words, some_gold, groups, own, language)
+            config.style_rankers[style] = fit([style for _, style in groups], own)
     extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
     phrases = extract(texts, batch_size=16)
     pairs = [([phrases[i] for i in chosen], [gold[i] for i in chosen]) for chosen in by_file.values()]
