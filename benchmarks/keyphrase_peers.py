@@ -219,13 +219,13 @@ PEERS = {
 
 @lru_cache(maxsize=1)
 def tagged(texts: tuple[str, ...]) -> tuple[list[list[Token]], float]:
-    """The tokens of texts, and the seconds that tagging them took."""
+    """The tokens of texts, and the processor seconds that tagging them took."""
     model = tagger()
-    start = time.perf_counter()
+    start = time.process_time()
     tokens = [
         read_tokens(document) for document in model.pipe(tqdm(texts, unit="document", desc="tags"), batch_size=32)
     ]
-    return tokens, time.perf_counter() - start
+    return tokens, time.process_time() - start
 
 
 @lru_cache(maxsize=1)
@@ -236,18 +236,18 @@ def frequencies_of(path: Path) -> tuple[Counter, int]:
 
 
 def measure(options, system: str, limit: int | None, **key) -> dict:
-    """Scores of a peer on a set, and its seconds per document."""
+    """Scores of a peer on a set, and its processor seconds per document."""
     name, peer = key["set"], PEERS[system]
     documents = Documents(data_file(options.data, name, SPLIT_OF_SET[name]), limit)
     tokens, tag_seconds = tagged(tuple(documents.texts)) if peer.tags else ([], 0)
     corpus = data_file(options.data, CORPORA.get(name, name), "train")
     frequencies = frequencies_of(corpus) if system == "TF-IDF" else (Counter(), 0)
-    start = time.perf_counter()
+    start = time.process_time()
     phrases = peer.extract(Inputs(documents.texts, tokens, frequencies))
-    seconds = (time.perf_counter() - start + tag_seconds) / len(documents.texts)
+    seconds = (time.process_time() - start + tag_seconds) / len(documents.texts)
     scores = documents.score(phrases)
     print(f"{system}, {name}: {describe_f1(scores)}   {seconds:.3f} s per document", flush=True)
-    row = {"documents": len(documents.texts), "seconds_per_document": seconds, "seke": scores}
+    row = {"documents": len(documents.texts), "cpu_seconds_per_document": seconds, "seke": scores}
     return row | {"by_document": documents.count(phrases)}
 
 
