@@ -194,10 +194,10 @@ def verify(
             view.print(line)
         counts, faults = result["compared"], len(result["faults"])
         verdict = f"{faults} difference{'s' * (faults > 1)}." if faults else "no differences."
-        view.print(
-            f"compared {counts['experts']} expert tensors, {counts['shared']} shared tensors and {counts['gates']} "
-            f"gates: {verdict}"
+        experts = (
+            f"{counts['factors']} factors of experts" if "factors" in counts else f"{counts['experts']} expert tensors"
         )
+        view.print(f"compared {experts}, {counts['shared']} shared tensors and {counts['gates']} gates: {verdict}")
         if not result["ok"]:
             raise typer.Exit(1)
 
