@@ -2,8 +2,8 @@
 """Candidates: phrases that the user gives and the model scores, also those that it would not extract.
 
 A candidate occurs wherever its words, stemmed, are adjacent (see `words.stem`) and in one unit of layout (see `layout`), but not
-inside a longer candidate. The score of a mention is that of an extracted keyphrase: the mean probability of its words' labels, B for
-the first one and I for the others.
+inside a longer candidate. A single letter or number is not found inside a term (see `terms`): "R" does not occur in "R-CNN". The score
+of a mention is that of an extracted keyphrase: the mean probability of its words' labels, B for the first one and I for the others.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import numpy as np
 
 from .clean_text import clean_characters
 from .layout import in_one_unit, unit_numbers
+from .terms import continued_words, is_whole
 from .words import APOSTROPHES, normalise, split_words, stem
 from .words import Words as SplitText
 
@@ -98,13 +99,16 @@ class CandidateSet:
                 stems += [stem(part, language) for part in parts]
                 parts_of += parts
                 last[len(stems)] = number + 1
-        units, found = unit_numbers(words), defaultdict(list)
+        units, continued, found = unit_numbers(words), continued_words(words), defaultdict(list)
         for start, number in first.items():
             lengths, named = index.get(stems[start], ((), {}))
             matches = []
             for end in [start + length for length in lengths if start + length in last]:
+                parts, whole = parts_of[start:end], is_whole(continued, number, last[end])
                 for rank, phrase in named.get(tuple(stems[start:end]), ()):
-                    if phrase.matches(parts_of[start:end], units[number : last[end]], match_case):
+                    if phrase.is_sign and not whole:
+                        continue
+                    if phrase.matches(parts, units[number : last[end]], match_case):
                         matches.append((rank, phrase.name, last[end]))
             for _, name, end in sorted(matches):
                 found[name].append((number, end))
@@ -142,6 +146,7 @@ class _Phrase:
         self.name, self.words = name, tuple(kept)
         self.is_acronym = _is_acronym(phrase)
         self.is_hidden = bool((unit_numbers(words) < 0).any())
+        self.is_sign = len(kept) == 1 and (len(kept[0]) == 1 or kept[0].isdigit())
 
     def matches(self, words: Sequence[str], units: np.ndarray, match_case: bool | str) -> bool:
         """Whether words with the same stems, of these units of layout, are a mention."""

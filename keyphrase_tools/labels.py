@@ -2,9 +2,9 @@
 
 There are two sets of rules. "lexperts": a keyphrase occurs wherever its words, in the normal form and Porter-stemmed, are adjacent
 and in one unit of layout (see `words.normal_form` and `layout`). The longest match is labelled first, then the leftmost; a match that
-overlaps a labelled word is skipped, so the order of the keyphrases does not matter. A phrase with punctuation, which decoding never
-returns, is not labelled. "seke": the reference's preprocessing with its quirks (a match on the last word is missed, later
-matches overwrite earlier ones, an empty keyphrase counts as present).
+overlaps a labelled word is skipped, so the order of the keyphrases does not matter. What decoding never returns is not labelled: a
+phrase with punctuation, and a match that begins or ends inside a term (see `terms`). "seke": the reference's preprocessing with its
+quirks (a match on the last word is missed, later matches overwrite earlier ones, an empty keyphrase counts as present).
 """
 
 from collections import defaultdict
@@ -14,6 +14,7 @@ from .clean_text import clean
 from .decoding import B, I, O, is_phrase, tag_spans
 from .layout import in_one_unit, unit_numbers
 from .phrase_lists import read_phrases
+from .terms import continued_words, is_whole
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, encode_windows
 from .words import join_title, split_phrase, split_words, stem
@@ -70,8 +71,11 @@ def label_spans(keyphrase_spans: list[list[tuple[int, int]]], words: Words, *, r
         for start, end in sorted(spans, key=lambda span: span[0]):
             labels[start:end] = [B] + [I] * (end - start - 1)
         return labels
+    continued = continued_words(words)
     for start, end in sorted(spans, key=lambda span: (span[0] - span[1], span[0])):
-        if not any(labels[start:end]) and is_phrase([w if isinstance(w, str) else w[0] for w in words[start:end]]):
+        if any(labels[start:end]) or not is_whole(continued, start, end):
+            continue
+        if is_phrase([w if isinstance(w, str) else w[0] for w in words[start:end]]):
             labels[start:end] = [B] + [I] * (end - start - 1)
     return labels
 

@@ -17,6 +17,7 @@ import numpy as np
 from .decoding import B, I, O, is_phrase
 from .layout import begin_units, unit_numbers
 from .phrase_shape import SHAPE, shape_features
+from .terms import continued_words, join_probabilities
 from .words import stem
 
 MAX_WORDS = 5  # per phrase
@@ -120,6 +121,7 @@ class WordArrays:
 
     Attributes:
         units: the unit of layout of each word, which are different numbers in different documents; see `layout.unit_numbers`.
+        may_begin, may_end: whether a phrase may begin or end with the word; it may do neither inside a term, see `terms`.
     """
 
     def __init__(self, documents: Sequence[tuple[Words, np.ndarray]], language: str | None):
@@ -141,8 +143,11 @@ class WordArrays:
         if (kinds & ACRONYM).any():
             self.functional &= ~acronyms(kinds, begins_unit, ends_unit)
         self.document = np.repeat(np.arange(len(documents)), self.lengths)
-        by_document = zip(documents, units_of, strict=True)
-        self.p = np.concatenate([begin_units(p, of_document) for (_, p), of_document in by_document])  # (W, 3)
+        terms = [continued_words(words) for words, _ in documents]
+        by_document = zip(documents, units_of, terms, strict=True)
+        self.p = np.concatenate([join_probabilities(begin_units(p, u), t) for (_, p), u, t in by_document])  # (W, 3)
+        self.may_begin = ~np.concatenate(terms)
+        self.may_end = np.append(self.may_begin[1:], True)[: len(facts)]
         labelled = 1 - self.p[:, O] >= LABEL_THRESHOLD
         self.continues = labelled & (self.p[:, I] > self.p[:, B])
         before = np.append(False, labelled[:-1])[: len(facts)] & ~begins_unit
@@ -201,7 +206,7 @@ def find_mentions(words: WordArrays) -> tuple[Mentions, np.ndarray]:
     them, together MIN_PROBABILITY or more. Phrases are compared by the stems of their words.
     """
     num_stems = int(words.stems.max(initial=0)) + 1
-    start = np.flatnonzero(words.allowed)
+    start = np.flatnonzero(words.allowed & words.may_begin)
     p, code = words.p[start], words.document[start] * num_stems + words.stems[start]
     spans = Spans(start, code, p[:, B], p[:, B], p[:, O], p[:, B] >= MIN_PROBABILITY, words.begins[start])
     found, lengths = [], []
@@ -214,9 +219,10 @@ def find_mentions(words: WordArrays) -> tuple[Mentions, np.ndarray]:
         _, code = np.unique(spans.code, return_inverse=True)
         probability = spans.probability * (1 - words.after[last])
         numbers = np.full(code.max(initial=-1) + 1, -1)
-        probable = np.unique(code[spans.seed & (probability >= MIN_PROBABILITY)])
+        is_whole = words.may_end[last]
+        probable = np.unique(code[spans.seed & is_whole & (probability >= MIN_PROBABILITY)])
         numbers[probable] = len(lengths) + np.arange(len(probable))
-        phrase = numbers[code]
+        phrase = np.where(is_whole, numbers[code], -1)
         function_word = words.functional[spans.start] | words.functional[last]
         mentions = Mentions(
             phrase, spans.start, np.full(len(code), n), probability, spans.labels / n, 1 - spans.outside,
@@ -236,7 +242,7 @@ def extend(spans: Spans, n: int, words: WordArrays, num_stems: int) -> Spans:
     inside = (words.units[last] == words.units[spans.start]) & (spans.start + n <= len(words.units))
     spans = Spans(*(column[inside] for column in spans))
     last = spans.start + n - 1
-    probability = spans.probability * words.p[last, I]
+    probability = spans.probability * np.where(words.may_begin[last], words.p[last, I], 1)  # a term is labelled at once
     return Spans(
         start=spans.start,
         code=spans.code * num_stems + words.stems[last],

@@ -22,6 +22,7 @@ from .diversity import diversify, phrase_vectors
 from .layout import begin_units, unit_numbers
 from .phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
 from .phrase_shape import SHAPE
+from .terms import continued_words, join_probabilities, join_tags
 from .word_classes import FIELD
 from .words import APOSTROPHES, check_language, split_phrase, stem, stem_phrase
 
@@ -179,9 +180,9 @@ def rank_phrases(
         The results of `show_mentions`, best first; of equal scores the earlier phrase comes first. Mentions with equal stems are one
         keyphrase, with the score of the best one. Phrases with punctuation are left out.
     """
-    tags = word_tags(probabilities, threshold) if tags is None else tags
-    units = unit_numbers(words)
-    probabilities = begin_units(probabilities, units)
+    units, continued = unit_numbers(words), continued_words(words)
+    tags = join_tags(word_tags(probabilities, threshold) if tags is None else tags, continued)
+    probabilities = join_probabilities(begin_units(probabilities, units), continued)
     spans = [
         (start, end)
         for start, end in tag_spans(tags, units)

@@ -2,10 +2,10 @@
 """Words of texts: where they are, and the forms in which they are compared, the same in training, prediction and scoring.
 
 A word is a run of letters, digits and marks; it includes apostrophes inside it, and points or commas between its digits
-("Bayes's", "802.11"). A technical term with signs of its own is one word ("C++", "C#", "R&D", "Node.js", ".NET"). Any other visible
-character is a word by itself; a composed emoji counts as one character. Hyphens and slashes separate words and are not words
+("Bayes's", "802.11"). A term with signs of its own is one word ("C++", "C#", "R&D", "Node.js", ".NET", "Ca2+", "U.S."). Any other
+visible character is a word by itself; a composed emoji counts as one character. Hyphens and slashes separate words and are not words
 themselves, as in SEKE's reference, but offsets keep the original form: a phrase over "semi-supervised learning" is shown with its
-hyphen. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character is a word. Nothing is downloaded.
+hyphen; `terms` keeps the words of "SARS-CoV-2" together. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character is a word. Nothing is downloaded.
 
 English words get Porter stems, as in both scoring conventions: NLTK's PorterStemmer (Porter 1980, with NLTK's extensions). The
 other languages of `LANGUAGES` have NLTK's Snowball stemmers; in French and Italian an elided article or pronoun is removed first
@@ -45,6 +45,9 @@ _ENDING = (
     r"(?:(?=[+#&.])(?:(?<=[A-Za-z])\+\+(?:[0-9]{2})?(?![A-Za-z0-9_+])"  # C++, C++17
     r"|(?<![A-Za-z0-9_][A-Za-z])(?<=[A-Za-z])#(?![A-Za-z0-9_#])"  # C#
     r"|(?<=[A-Za-z0-9])(?<![A-Za-z0-9_]{5})(?:&[A-Za-z0-9]{1,4}){1,3}+(?![A-Za-z0-9_;=&])"  # R&D, not &amp;
+    r"|(?:(?<=\b[A-Za-z][0-9])|(?<=\b[A-Za-z]{2}[0-9])|(?<=\b[A-Za-z]{3}[0-9])|(?<=\b[A-Za-z]{2}[0-9]{2})|(?<=\bNa)|(?<=\b[HK]))"
+    r"\+(?![A-Za-z0-9_+(])"  # Ca2+, CD4+, HER2+
+    r"|(?<=\b[A-Z])(?:\.[A-Z])+(?![A-Za-z0-9_])(?:\.(?![a-z]))?"  # U.S.
     r"|(?<=[A-Za-z0-9])\.(?:js|JS|ts|jl|py|rs|ai|io|com|org|[Nn]et|NET)(?![A-Za-z0-9_]|\.[A-Za-z0-9_])))"  # Node.js
 )
 _DOT_NET = r"(?<![^\s(/])\.(?:NET|[Nn]et)(?![A-Za-z0-9_])"
@@ -67,10 +70,12 @@ class Words(list):
     Attributes:
         text: in which the words are.
         units: what `layout.unit_numbers` reads from the text, once it has.
+        continued: what `terms.continued_words` reads from the text, once it has.
     """
 
     text: str
     units: Any = None
+    continued: Any = None
 
 
 def split_words(text: str) -> Words:

@@ -8,6 +8,7 @@ import numpy as np
 from keyphrase_tools.decoding import B, I, O, is_phrase, mention_scores, tag_spans, word_tags
 from keyphrase_tools.layout import begin_units, in_one_unit, unit_numbers
 from keyphrase_tools.phrase_features import FUNCTION_WORDS, INTERACTIONS, LABEL_THRESHOLD, MAX_WORDS, MIN_PROBABILITY
+from keyphrase_tools.terms import continued_words, is_whole, join_probabilities
 from keyphrase_tools.words import stem
 
 
@@ -15,8 +16,8 @@ def find_phrases(
     words: Sequence[tuple[str, int, int]], p: np.ndarray, language: str | None = "english"
 ) -> list[tuple[list[tuple[int, int]], dict[str, float]]]:
     """(spans, features) of each candidate, in the order of their first mentions."""
-    units = unit_numbers(words)
-    p = begin_units(p, units)
+    units, continued = unit_numbers(words), continued_words(words)
+    p = join_probabilities(begin_units(p, units), continued)
     allowed = np.array([is_phrase([word]) for word, _, _ in words], dtype=bool) & (units >= 0)
     if not allowed.any():
         return []
@@ -30,11 +31,13 @@ def find_phrases(
     ends = np.append(units[1:] != units[:-1], True)
     after = np.where(ends, 0.0, np.append(p[1:, I], 0.0))
     candidates = []
-    for key in probable_phrases(stems, allowed, units, after, p):
+    for key in probable_phrases(stems, allowed, units, after, p, continued):
         n = len(key)
         spans = [(w, w + n) for w in positions[key[0]] if tuple(stems[w : w + n]) == key]
-        spans = [span for span in spans if in_one_unit(units, *span)]
-        features = phrase_features(spans, p, after, len(words), any(span in labelled for span in spans)) | about
+        spans = [span for span in spans if in_one_unit(units, *span) and is_whole(continued, *span)]
+        features = (
+            phrase_features(spans, p, after, continued, len(words), any(span in labelled for span in spans)) | about
+        )
         features["function_word"] = float(any(functional[a] or functional[b - 1] for a, b in spans))
         features |= {f"{a} x {b}": features[a] * features[b] for a, b in INTERACTIONS}
         candidates.append((spans, features))
@@ -51,7 +54,12 @@ def is_function_word(words: Sequence[tuple[str, int, int]], i: int, units: np.nd
 
 
 def probable_phrases(
-    stems: Sequence[str], allowed: np.ndarray, units: np.ndarray, after: np.ndarray, p: np.ndarray
+    stems: Sequence[str],
+    allowed: np.ndarray,
+    units: np.ndarray,
+    after: np.ndarray,
+    p: np.ndarray,
+    continued: np.ndarray,
 ) -> list[tuple[str, ...]]:
     """The stems of all phrases with a mention of probability MIN_PROBABILITY or more: p(B) of the first word, p(I) of the others, and not
     p(I) of the word after them."""
@@ -60,19 +68,25 @@ def probable_phrases(
         probability = p[start, B]
         for end in range(start, min(start + MAX_WORDS, len(stems))):
             if end > start:
-                probability *= p[end, I]
+                probability *= 1 if continued[end] else p[end, I]
             if not in_one_unit(units, start, end + 1) or not allowed[end] or probability < MIN_PROBABILITY:
                 break
-            if probability * (1 - after[end]) >= MIN_PROBABILITY:
+            if probability * (1 - after[end]) >= MIN_PROBABILITY and is_whole(continued, start, end + 1):
                 found[tuple(stems[start : end + 1])] = None
     return list(found)
 
 
 def phrase_features(
-    spans: Sequence[tuple[int, int]], p: np.ndarray, after: np.ndarray, num_words: int, labelled: bool
+    spans: Sequence[tuple[int, int]],
+    p: np.ndarray,
+    after: np.ndarray,
+    continued: np.ndarray,
+    num_words: int,
+    labelled: bool,
 ) -> dict[str, float]:
     """What the mentions of a phrase say about it."""
-    span = np.array([p[a, B] * p[a + 1 : b, I].prod() * (1 - after[b - 1]) for a, b in spans])  # (M,)
+    continues = np.where(continued, 1, p[:, I])  # a term is labelled at once
+    span = np.array([p[a, B] * continues[a + 1 : b].prod() * (1 - after[b - 1]) for a, b in spans])  # (M,)
     inside = np.array([1 - p[a:b, O].max() for a, b in spans])
     first, n = spans[0][0], spans[0][1] - spans[0][0]
     return {

@@ -98,6 +98,7 @@ CASES = [
     ("Apple and apples, Apple's", ["Apple"], {"match_case": True}, {"Apple": ["Apple", "Apple's"]}),
     ("GANs, gans; a TCP/IP, tcp/ip", ["GAN", "TCP/IP"], {}, {"GAN": ["GANs"], "TCP/IP": ["TCP/IP", "tcp/ip"]}),
     ("C, C++ and C#; c", ["C", "C++", "C#"], {}, {"C": ["C"], "C++": ["C++"], "C#": ["C#"]}),
+    ("R, R-CNN; COVID-19, 2,4-D", ["R", "COVID", "D", "19", "2,4-D"], {}, {"R": ["R"], "COVID": ["COVID"], "2,4-D": ["2,4-D"]}),
     ("Alzheimer\u2019s disease", ["Alzheimer's disease"], {}, {"Alzheimer's disease": ["Alzheimer\u2019s disease"]}),
     ("students' results, the students\u2019 grades", ["students results", "students' grades", "student"], {}, {"students results": ["students' results"], "students' grades": ["students\u2019 grades"]}),
     ("the \ufb01nancial \uff21\uff49 of CO\u2082", ["financial AI", "CO2"], {}, {"financial AI": ["\ufb01nancial \uff21\uff49"], "CO2": ["CO\u2082"]}),

@@ -103,6 +103,8 @@ def test_every_match_is_labelled_or_gives_way_to_one_as_long(words, keyphrases):
         ("graph cuts, cut graphs", "graph cut; cut graph", [1, 2, 0, 1, 2]),
         ("Bayes' rule", ["Bayes' rule"], [0, 0, 0]),  # never returned
         ("the c++ language", ["C++"], [0, 1, 0]),
+        ("SARS-CoV-2 tests", ["SARS-CoV-2"], [1, 2, 2, 0]),
+        ("SARS-CoV-2 tests for SARS", ["SARS", "2 test"], [0, 0, 0, 0, 0, 1]),  # not a part of a term
         ("Alzheimer\u2019s disease", ["Alzheimer's disease"], [1, 2]),
         ("graph\n\ncut, graph\ncut", ["graph cut"], [0, 0, 0, 1, 2]),
         ("deep graph cuts", ["", "  ", "-"], [0, 0, 0]),

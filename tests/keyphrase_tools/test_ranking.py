@@ -13,6 +13,7 @@ from keyphrase_tools.decoding import mention_scores
 from keyphrase_tools.layout import begin_units, unit_numbers
 from keyphrase_tools.phrase_features import INTERACTIONS, MAX_WORDS, MIN_PROBABILITY, NAMES, WordArrays, find_phrases
 from keyphrase_tools.ranking import PhraseRanker, fit_ranker
+from keyphrase_tools.terms import continued_words, join_probabilities
 from keyphrase_tools.words import split_words, stem
 
 from . import plain_candidates
@@ -112,7 +113,25 @@ def test_a_batch_of_documents_has_the_candidates_of_the_plain_version(data):
     """Also where a label, a phrase or a repetition would run on into the next document or unit of layout."""
     text = st.lists(
         st.sampled_from(
-            ["graph", "cuts", "Graphs", "cut", ",", "a", "of", "net", "IT", "OF", "GRAPH", "\n\n", "-", "a@b.org"]
+            [
+                "graph",
+                "cuts",
+                "Graphs",
+                "cut",
+                ",",
+                "a",
+                "of",
+                "net",
+                "IT",
+                "OF",
+                "GRAPH",
+                "\n\n",
+                "-",
+                "a@b.org",
+                "k-cuts",
+                "2-D",
+                "D",
+            ]
         ),
         max_size=14,
     )
@@ -129,7 +148,7 @@ def test_a_batch_of_documents_has_the_candidates_of_the_plain_version(data):
         if expected:
             features = np.array([[features[name] for name in NAMES] for _, features in expected])
             np.testing.assert_allclose(found.features, features, rtol=1e-9, atol=1e-12)
-            p = begin_units(p, unit_numbers(words))
+            p = join_probabilities(begin_units(p, unit_numbers(words)), continued_words(words))
             scores = np.concatenate([mention_scores(p, spans) for spans, _ in expected])
             np.testing.assert_allclose(found.scores, scores, rtol=1e-9)
 
