@@ -21,6 +21,8 @@ RULES = ("lexperts", "seke")
 STYLES = {
     "inspec": "phrases", "kp20k_sample": "authors", "semeval2010": "authors", "kpcrowd500": "words", "stackexchange": "tags",
 }  # fmt: skip
+CROWD = "kpcrowd500"  # about 49 keyphrases a document, mostly single words
+WHOLE_PAPERS = {"semeval2010_full": "semeval2010"}  # set of the same papers, whole -> set of their abstracts
 STYLES_OF_TESTS = STYLES | {"krapivin": "authors", "nus": "authors"}
 STYLE_OF_SET = STYLES_OF_TESTS | {"duc2001": "phrases", "semeval2010_full": "authors", "citeulike180_full": "tags"}
 # the split of each set that systems are compared on; duc2001 and citeulike180_full have validation documents only

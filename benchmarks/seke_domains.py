@@ -5,8 +5,9 @@
 Each of five training sets is left out in turn: `lexperts train seke default` trains on the other four, fits its ranker on their
 validation documents, and is scored on the test documents of the set left out. The last model is trained on all five and scored on
 all seven test sets, of which two (krapivin, nus) have no training documents, without and with the style of each. No test document is
-used for any choice. Rows in results/seke_domains.json and runs in the work folder are reused if their settings, data and versions are
-the same. What to compare with is measured by `keyphrase_peers.py`.
+used for any choice. Whole papers of a set are in training with it, and the crowd's keyphrases count without a style if they are noun
+phrases by a spaCy pipeline, which `--tagger` names. Rows in results/seke_domains.json and runs in the work folder are reused if their
+settings, data and versions are the same. What to compare with is measured by `keyphrase_peers.py`.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,13 @@ from pathlib import Path
 
 from common import Record, make_parser
 from keyphrase_sets import (
+    CROWD,
     HEADS,
     SPLITS,
+    STYLE_OF_SET,
     STYLES,
     STYLES_OF_TESTS,
+    WHOLE_PAPERS,
     Documents,
     data_file,
     describe_f1,
@@ -27,10 +31,13 @@ from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 
+TAGGER = "en_core_web_sm"
+
 
 def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, dict]:
     """Trains on all sets but one, unless the folder holds the finished run; the folder, and its results.json."""
     names = [name for name in STYLES if name != left_out]
+    names += [whole for whole, name in WHOLE_PAPERS.items() if name != left_out]
     tests = {left_out: left_out}  # name in the results -> set
     if not left_out:
         tests = {name: name for name in STYLES_OF_TESTS}
@@ -39,17 +46,19 @@ def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, di
     files["test_files"] = [data_file(options.data, name, "test") for name in tests.values()]
 
     def with_styles(paths: list) -> list[str]:
-        return [f"{STYLES[name]}={path}" for name, path in zip(names, paths, strict=True)]
+        return [f"{STYLE_OF_SET[name]}={path}" for name, path in zip(names, paths, strict=True)]
 
     settings = {
         "train_files": with_styles(files["train_files"]),
-        "validation_files": files["validation_files"] if left_out else with_styles(files["validation_files"]),
+        "validation_files": with_styles(files["validation_files"]),
         "test_files": [f"{name}={path}" for name, path in zip(tests, files["test_files"], strict=True)],
         "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
-        "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1,
+        "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1, "tagger": options.tagger,
     }  # fmt: skip
+    if apart := [STYLES[name] for name in names if name == CROWD]:
+        settings["as_noun_phrases"] = apart
     folder = options.work / f"{head}-without-{left_out or 'none'}-{seed}"
-    run = {"overwrite": options.overwrite, **files, "styles": [STYLES[name] for name in names]}
+    run = {"overwrite": options.overwrite, **files, "styles": [STYLE_OF_SET[name] for name in names]}
     return folder, train_seke("default", folder, head, settings, **run)
 
 
@@ -78,13 +87,21 @@ def main():
     parser.add_argument("--left_out", nargs="*", choices=("none", *STYLES), default=["none", *STYLES])
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=["moe_rnn"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--tagger", default=TAGGER, help="spaCy pipeline for --tagger of the recipe; default: %(default)s"
+    )
     parser.add_argument("--epochs", type=float, default=3, help="of the model that is trained on all sets")
     parser.add_argument(
         "--left_out_epochs", type=float, default=1, help="of the models that are trained on all sets but one"
     )
     options = parser.parse_args()
     data = {name: data_file(options.data, name, "test").parent for name in STYLES_OF_TESTS}
-    settings = {"epochs": options.epochs, "left_out_epochs": options.left_out_epochs, "data": data}
+    settings = {
+        "epochs": options.epochs,
+        "left_out_epochs": options.left_out_epochs,
+        "data": data,
+        "tagger": options.tagger,
+    }
     record = Record(options.name, overwrite=options.overwrite, **settings)
     left_out = [None if name == "none" else name for name in options.left_out]
     runs = [(name, head, seed) for seed in options.seeds for head in options.heads for name in left_out]
