@@ -17,7 +17,7 @@ import json
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -74,8 +74,8 @@ def write_texts(data: Path, work: Path, domain: str, split: str) -> Path:
 class Study:
     """Trains the experts of a seed, merges them, and scores every model on all domains."""
 
-    def __init__(self, options, seed: int):
-        self.options, self.seed, self.work = options, seed, options.work
+    def __init__(self, options, seed: int, known: dict | None = None):
+        self.options, self.seed, self.work, self.known = options, seed, options.work, known
         self.base = unpacked("smollm2")
         self.tokenizer = AutoTokenizer.from_pretrained(self.base)
         self.train_files = {name: write_texts(options.data, self.work, name, "train") for name in DOMAINS}
@@ -118,20 +118,36 @@ class Study:
         return folder
 
     def measure_own(self) -> None:
-        """The losses of the base, and of each expert on its own domain."""
+        """The losses of the base, and of each expert on its own domain; those of the row of the base, if it is known."""
         if self.losses:
             return
-        scored = {"": self.scores(self.base), **{name: self.scores(folder) for name, folder in self.experts().items()}}
         for name, windows in self.windows.items():
-            tokens = np.array([len(text[0]) - 1 for text in windows])
-            own = {name: scored[name][name]} if name in DOMAINS else {}
-            self.losses[name] = DomainLosses(tokens, name if own else None, scored[""][name], experts=own)
+            tokens, own = np.array([len(text[0]) - 1 for text in windows]), {}
+            base = self.nats_of("base", name, self.base)
+            if name in DOMAINS:
+                own[name] = self.nats_of("own", name, lambda name=name: self.train(f"expert_{name}", [name]))
+            self.losses[name] = DomainLosses(tokens, name if own else None, base, experts=own)
 
-    def scores(self, model: Path | torch.nn.Module) -> dict[str, np.ndarray]:
-        """The nats of each held-out text of each domain."""
+    def nats_of(self, which: str, domain: str, model: Path | Callable[[], Path]) -> np.ndarray:
+        """The nats of each held-out text of a domain, as they are known, or by a model, which may have to be trained."""
+        if self.known:
+            return np.array(self.known[domain][which])
+        return self.scores(model() if callable(model) else model, [domain])[domain]
+
+    def scores(self, model: Path | torch.nn.Module, domains: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+        """The nats of each held-out text of some domains, by default of all."""
         if isinstance(model, Path):
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-        return {name: nats_of_texts(model.eval(), windows) for name, windows in self.windows.items()}
+        return {name: nats_of_texts(model.eval(), self.windows[name]) for name in domains or self.windows}
+
+    def base_row(self) -> dict:
+        """The row of the base, with the nats of all held-out texts, with which later rows need no experts."""
+        row, nats = self.row(self.base), {}
+        for name, losses in self.losses.items():
+            nats[name] = {"base": losses.base.round(3).tolist()}
+            if name in DOMAINS:
+                nats[name]["own"] = losses.experts[name].round(3).tolist()
+        return row | {"nats": nats}
 
     def row(self, model: Path | torch.nn.Module, **more) -> dict:
         """The losses and shares of a model, and the mean share over the experts' domains."""
@@ -198,7 +214,7 @@ class Study:
         merge_tools.add(six, expert, seven)
         seconds = time.perf_counter() - start
         row = self.row(seven, bytes=(seven / "model.safetensors").stat().st_size)
-        after, own = row["domains"], self.scores(seventh)[name].sum() / self.losses[name].tokens.sum()
+        after, own = row["domains"], self.scores(seventh, [name])[name].sum() / self.losses[name].tokens.sum()
         row["largest_change"] = max(abs(after[d]["mixture"] / before[d]["mixture"] - 1) for d in DOMAINS)
         row["kept_of_seventh"] = (after[name]["base"] - after[name]["mixture"]) / (after[name]["base"] - own)
         shutil.rmtree(six)
@@ -250,7 +266,7 @@ def dare(differences: torch.Tensor) -> torch.Tensor:
 def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
     """Label of a row -> measures it."""
     rows: dict[str, Callable[[], dict]] = {
-        "base": lambda: study.row(study.base),
+        "base": study.base_row,
         "dense, mean of the MLPs": lambda: study.dense(lambda differences: differences.mean(0)),
         "dense, TIES": lambda: study.dense(ties),
         "dense, DARE": lambda: study.dense(dare),
@@ -302,7 +318,8 @@ def main():
     }
     record = Record(options.name, overwrite=options.overwrite, **settings)
     for seed in options.seeds:
-        study = Study(options, seed)
+        base = record.find(model="base", seed=seed)
+        study = Study(options, seed, base and base.get("nats"))
         for label, measure in rows_of(study).items():
             if label.startswith(tuple(options.only)) and not record.find(model=label, seed=seed):
                 row = record.add({"model": label, "seed": seed, **measure()})
