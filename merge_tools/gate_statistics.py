@@ -70,13 +70,14 @@ def statistics_of(
     mode = GATE_MODES[recipe.gate_mode]
     assert isinstance(mode, TextMode)
     groups = [texts_of(recipe, expert) for expert in experts]
-    texts = encode_texts(mode, base, groups)
+    texts = encode_texts(mode, base, groups, recipe.seed)
     found = []
     for number, (expert, source) in enumerate(zip(experts, sources, strict=True)):
         own = [text for text in texts if text.expert == number]
+        count = len({text.number for text in own})
         sums = {key_of(part): MomentSum(part.input_size(base.shape)) for part in parts}
         for part, _, index, states in run_dense(source, parts, own, mode.state):
-            stop = training_tokens(index, len(own), len(states))
+            stop = training_tokens(own[index].number, count, len(states))
             sums[key_of(part)].add(states[:stop], held_out=False)
             sums[key_of(part)].add(states[stop:], held_out=True)
         try:
@@ -90,7 +91,7 @@ def statistics_of(
 
 
 def training_tokens(index: int, count: int, tokens: int) -> int:
-    """How many of a text's tokens are not held out. `index`: of the text, of `count`."""
+    """How many of a text's tokens, or of a piece of it, are not held out. `index`: of the text, of `count`."""
     if count < HELD_OUT_SHARE:
         return tokens - max(tokens // HELD_OUT_SHARE, 1)
     return 0 if index % HELD_OUT_SHARE == HELD_OUT_SHARE - 1 else tokens

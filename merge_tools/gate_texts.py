@@ -1,6 +1,6 @@
 """The texts that gates are computed from, and the states of models on them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,19 @@ from .texts import prompt_of, read_texts
 CARD_PROMPTS = 2  # prompts per expert in the model card
 CARD_WIDTH = 80
 BATCH_TOKENS = 4096
+PIECE = 128  # tokens of a long text that are used before other texts are
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of an expert, given by its index, with its token ids."""
+    """A text of an expert, given by its index, with its token ids, or a piece of them; `number` is the text's among the expert's."""
 
     text: str
     expert: int
     negative: bool
     shown: bool  # in the model card
     tokens: list[int]
+    number: int = 0
 
 
 def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]]:
@@ -63,11 +65,11 @@ def read_samples(path: Path, seed: int, limit: int) -> list[str]:
     return texts
 
 
-def encode_texts(mode: TextMode, base: Source, groups: list[tuple[list[str], list[str]]]) -> list[Text]:
+def encode_texts(mode: TextMode, base: Source, groups: list[tuple[list[str], list[str]]], seed: int = 0) -> list[Text]:
     """The texts of all experts with their tokens; `groups` holds those of each expert, and those that do not belong to it.
 
-    A mode with `enough_tokens` gets so many tokens per dimension of each expert's texts, if there are as many, and of a text that is
-    longer than the context its beginning.
+    A mode with `enough_tokens` gets so many tokens per dimension of each expert's texts, if there are as many, in pieces as
+    `encode_pieces` cuts them; `seed` chooses the pieces.
 
     Raises a `MergeError` without a tokenizer, and for an unusable text.
     """
@@ -75,19 +77,41 @@ def encode_texts(mode: TextMode, base: Source, groups: list[tuple[list[str], lis
     longest = base.config.get("max_position_embeddings") or 2048
     texts = []
     for expert, pair in enumerate(groups):
-        left = mode.enough_tokens * base.shape.hidden_size or float("inf")
+        if mode.enough_tokens:
+            enough = mode.enough_tokens * base.shape.hidden_size
+            pieces = encode_pieces(pair[0], lambda text: encode(text, True), enough, min(PIECE, longest), seed)
+            texts += [Text(pair[0][number], expert, False, False, ids, number) for number, ids in pieces]
+            continue
         for negative, group in zip((False, True), pair, strict=True):
             for number, text in enumerate(group):
-                if left <= 0:
-                    break
                 ids = encode(first + text, False) if mode.like_mergekit else encode(text, True)
-                if mode.enough_tokens:
-                    ids = ids[:longest]
                 check_tokens(text, ids, longest)
-                left -= len(ids)
-                shown = not negative and number < CARD_PROMPTS and not mode.enough_tokens
-                texts.append(Text(text, expert, negative, shown, ids))
+                texts.append(Text(text, expert, negative, not negative and number < CARD_PROMPTS, ids, number))
     return texts
+
+
+def encode_pieces(
+    texts: Sequence[str], encode: Callable[[str], list[int]], enough: int, size: int, seed: int
+) -> Iterator[tuple[int, list[int]]]:
+    """Yields the index of a text and a piece of at most `size` of its tokens, until there are enough tokens: of each text one piece
+    at random, then of each another, so that a few long texts do not stand for all. Raises a `MergeError` for a text without tokens.
+    """
+    random, left = np.random.default_rng(seed), enough
+    others: list[list[list[int]]] = []
+    for number, text in enumerate(texts):
+        if left <= 0:
+            return
+        ids = encode(text)
+        check_tokens(text, ids, len(ids))
+        pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
+        others.append([pieces[i] for i in random.permutation(len(pieces))])
+        left -= len(others[-1][0])
+        yield number, others[-1][0]
+    for turn in range(1, max(map(len, others), default=0)):
+        for number, pieces in enumerate(others):
+            if left > 0 and turn < len(pieces):
+                left -= len(pieces[turn])
+                yield number, pieces[turn]
 
 
 def check_tokens(text: str, ids: list[int], longest: int) -> None:

@@ -1,0 +1,94 @@
+"""Table and figure of the mixtures of a real Llama: what they keep of their experts, and how many bytes that takes."""
+
+from pathlib import Path
+from statistics import mean
+
+from . import grouped, load, page, table
+
+FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "retention.svg"
+HIDDEN, INTERMEDIATE = 576, 1536  # of SmolLM2-135M
+FULL = "ridge, top 2"
+
+
+def seeds_of(rows: list[dict]) -> dict[str, list[dict]]:
+    """Label -> its rows, one per seed."""
+    return grouped(rows, "model")
+
+
+def share_of_bytes(rank: int) -> float:
+    """Size of an expert of a rank, relative to whole MLPs."""
+    return rank * (HIDDEN + INTERMEDIATE) / (HIDDEN * INTERMEDIATE)
+
+
+def rank_of(label: str) -> int | None:
+    """The rank in a label."""
+    return int(label.rpartition(" ")[2]) if ", rank " in label else None
+
+
+def modular_experts() -> str:
+    """What each model keeps of the experts' gain, per domain and on the mean, and what it loses on texts of no expert."""
+    record, lines = load("modular_experts"), []
+    labels = seeds_of(record["results"])
+    domains = [name for name, row in record["results"][0]["domains"].items() if row["kept"]]
+    for label, rows in labels.items():
+        of = [mean(row["domains"][name]["kept"]["value"] for row in rows) for name in domains]
+        unseen = mean(row["unseen"] for row in rows)
+        size = f"{rows[0]['bytes'] / 1e6:.0f}" if "bytes" in rows[0] else ""
+        if rank := rank_of(label):
+            size += f" (an expert: {share_of_bytes(rank):.0%})"
+        seconds = f"{mean(row['processor_seconds'] for row in rows):.0f}" if "processor_seconds" in rows[0] else ""
+        each = " / ".join(f"{100 * value:.1f}" for value in of)
+        lines.append((label, f"**{mean(row['kept'] for row in rows):.1%}**", each, f"{unseen:+.1%}", size, seconds))
+    header = ("model", "gain kept", " / ".join(domains), "loss on chats", "MB", "processor seconds of the merge")
+    seeds, settings = len({row["seed"] for row in record["results"]}), record["settings"]
+    note = f"{seeds} seed{'s' * (seeds > 1)}; {settings['texts']} held-out texts of each domain, their first {settings['window']} tokens. "
+    return page(table(header, lines), record, "modular_experts.py --data PATH --work FOLDER", note)
+
+
+def losses() -> str:
+    """Nats per token of base and experts on each domain."""
+    record = load("modular_experts")
+    base = next(row for row in record["results"] if row["model"] == "base")["domains"]
+    rows = (
+        (name, f"{row['base']:.3f}", f"{row['experts'][name]:.3f}" if row["kept"] else "") for name, row in base.items()
+    )
+    return "\n".join(table(("nats per token", "base", "its own expert"), rows))
+
+
+def draw() -> None:
+    """Draws what mixtures keep against their size into docs/images."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    labels = seeds_of(load("modular_experts")["results"])
+    rcParams["svg.hashsalt"] = "lexperts"  # the same file from the same numbers
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axis = figure.subplots()
+    points = [
+        (rows[0]["bytes"] / 1e6, 100 * mean(row["kept"] for row in rows), rank_of(label))
+        for label, rows in labels.items()
+        if label == FULL or rank_of(label)
+    ]
+    points.sort()
+    axis.plot([x for x, *_ in points], [y for _, y, _ in points], "o-", color="C0", label="ridge gates, top 2")
+    for x, y, rank in points:
+        name = f"rank {rank}" if rank else "whole experts"
+        axis.annotate(name, (x, y), (0, -14), textcoords="offset points", ha="center", fontsize=9)
+    base = 269  # MB of one dense model in bfloat16
+    for label, colour in (
+        ("dense, mean of the MLPs", "0.55"),
+        ("dense, one domain after another", "C3"),
+        ("dense, all domains together", "C2"),
+    ):
+        if label in labels:
+            y = 100 * mean(row["kept"] for row in labels[label])
+            axis.plot([base], [y], "s", color=colour, label=label)
+    axis.set_xlabel("size of the model (MB)")
+    axis.set_ylabel("gain of the experts that is kept (%)")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="lower right")
+    figure.savefig(FIGURE, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    draw()
