@@ -52,13 +52,16 @@ MLP = ".mlp."
 DENSITY = 0.5  # of TIES and DARE
 GATES = ("random", "hidden", "cheap_embed", "centroid", "ridge")
 RANKS = (8, 16, 32, 64, 128)
+TOKENS = 24 * 576  # of an expert for its gates, three times the default
+MORE = "ridge of 24 tokens per dimension"
 PROMPTS = 16  # of an expert, for gates from prompts
 
 
 def write_texts(data: Path, work: Path, domain: str, split: str) -> Path:
     """A file of a domain's texts in a random order that is always the same, up to a number of characters."""
     folder, field = (DOMAINS | UNSEEN | GENERAL)[domain]
-    rows = [json.loads(line) for line in (data / folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+    part = "test" if split == "train" and domain in UNSEEN else split  # samsum has no training texts
+    rows = [json.loads(line) for line in (data / folder / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
     texts, size = [], 0
     for i in np.random.default_rng(0).permutation(len(rows)):
         text = " ".join(filter(None, (rows[i].get("title", "") if field == "text" else "", rows[i][field].strip())))
@@ -206,7 +209,7 @@ class Study:
         (name,) = UNSEEN
         self.train_files[name] = write_texts(self.options.data, self.work, name, "train")
         seventh = self.train(f"expert_{name}", [name])
-        six, _ = self.compose("six", "ridge", 2)
+        six, _ = self.compose("six", "ridge", 2, gate_tokens=TOKENS)
         before, start = self.row(six)["domains"], time.perf_counter()
         seven = six.with_name(f"{six.name}_and_one")
         shutil.rmtree(seven, ignore_errors=True)
@@ -274,19 +277,20 @@ def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
     for mode in GATES:
         for k in (1, 2):
             rows[f"{mode}, top {k}"] = lambda mode=mode, k=k: study.mixture(f"{mode}_{k}", mode, k)
-    for k in (1, 2):
-        rows[f"ridge, top {k}, and the base"] = lambda k=k: study.mixture(
-            f"base_{k}", "ridge", k, **study.base_expert()
-        )
+    more = {"gate_tokens": TOKENS}
+    rows[f"{MORE}, top 2"] = lambda: study.mixture("more", "ridge", 2, **more)
+    rows[f"{MORE}, top 2, and the base"] = lambda: study.mixture("base", "ridge", 2, **more, **study.base_expert())
+    by_text = {"routing_policy": "sequence_hard", "format": "lexicon"}
+    rows[f"{MORE}, one expert per text"] = lambda: study.mixture("by_text", "ridge", 1, **more, **by_text)
+    rows[f"{MORE}, top 2, tuned"] = lambda: study.mixture("more", "ridge", 2, tuned=True, **more)
+    rows["random, top 2, tuned"] = lambda: study.mixture("random_2", "random", 2, tuned=True)
+    for rank in RANKS:
+        rows[f"ridge, top 2, rank {rank}"] = lambda rank=rank: study.mixture(f"rank_{rank}", "ridge", 2, rank=rank)
+    rows[f"{MORE}, top 2, and a seventh"] = study.with_seventh
     rows["dense, all domains together"] = lambda: study.row(
         study.train("joint", list(DOMAINS), steps=STEPS * len(DOMAINS))
     )
     rows["dense, one domain after another"] = lambda: study.row(study.sequence())
-    rows["ridge, top 2, tuned"] = lambda: study.mixture("ridge_2", "ridge", 2, tuned=True)
-    rows["random, top 2, tuned"] = lambda: study.mixture("random_2", "random", 2, tuned=True)
-    for rank in RANKS:
-        rows[f"ridge, top 2, rank {rank}"] = lambda rank=rank: study.mixture(f"rank_{rank}", "ridge", 2, rank=rank)
-    rows["ridge, top 2, and a seventh"] = study.with_seventh
     for mode in ("ridge", "anchor"):
         rows[f"{mode}, top 2, anchored experts"] = lambda mode=mode: study.mixture(
             f"anchored_{mode}", mode, 2, experts=study.experts("anchored", anchor=True)

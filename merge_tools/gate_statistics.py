@@ -70,7 +70,7 @@ def statistics_of(
     mode = GATE_MODES[recipe.gate_mode]
     assert isinstance(mode, TextMode)
     groups = [texts_of(recipe, expert) for expert in experts]
-    texts = encode_texts(mode, base, groups, recipe.seed)
+    texts = encode_texts(recipe, base, groups)
     found = []
     for number, (expert, source) in enumerate(zip(experts, sources, strict=True)):
         own = [text for text in texts if text.expert == number]

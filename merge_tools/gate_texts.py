@@ -65,21 +65,24 @@ def read_samples(path: Path, seed: int, limit: int) -> list[str]:
     return texts
 
 
-def encode_texts(mode: TextMode, base: Source, groups: list[tuple[list[str], list[str]]], seed: int = 0) -> list[Text]:
+def encode_texts(recipe: Recipe, base: Source, groups: list[tuple[list[str], list[str]]]) -> list[Text]:
     """The texts of all experts with their tokens; `groups` holds those of each expert, and those that do not belong to it.
 
-    A mode with `enough_tokens` gets so many tokens per dimension of each expert's texts, if there are as many, in pieces as
-    `encode_pieces` cuts them; `seed` chooses the pieces.
+    A mode with `enough_tokens` gets so many tokens per dimension of each expert's texts, or `gate_tokens` in all, if there are as many,
+    in pieces as `encode_pieces` cuts them.
 
     Raises a `MergeError` without a tokenizer, and for an unusable text.
     """
+    mode = GATE_MODES[recipe.gate_mode]
+    assert isinstance(mode, TextMode)
     encode, first = open_encoder(base)
     longest = base.config.get("max_position_embeddings") or 2048
     texts = []
     for expert, pair in enumerate(groups):
         if mode.enough_tokens:
-            enough = mode.enough_tokens * base.shape.hidden_size
-            pieces = encode_pieces(pair[0], lambda text: encode(text, True), enough, min(PIECE, longest), seed)
+            enough = recipe.gate_tokens or mode.enough_tokens * base.shape.hidden_size
+            size = min(PIECE, longest)
+            pieces = encode_pieces(pair[0], lambda text: encode(text, True), enough, size, recipe.seed)
             texts += [Text(pair[0][number], expert, False, False, ids, number) for number, ids in pieces]
             continue
         for negative, group in zip((False, True), pair, strict=True):

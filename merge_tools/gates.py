@@ -66,7 +66,7 @@ def gates_from_texts(recipe: Recipe, base: Source, parts: list[RoutedPart], expe
     """Computes a row per expert from its texts, in one run of the base model that is streamed text by text."""
     mode = GATE_MODES[recipe.gate_mode]
     assert isinstance(mode, TextMode)
-    texts = encode_texts(mode, base, [texts_of(recipe, expert) for expert in experts])
+    texts = encode_texts(recipe, base, [texts_of(recipe, expert) for expert in experts])
     statistics = {part.gate: mode.statistics(len(experts), part.input_size(base.shape)) for part in parts}
     # index of a text -> gate -> its vector at the router
     previews: dict[int, dict[str, np.ndarray]] = {i: {} for i, text in enumerate(texts) if text.shown}

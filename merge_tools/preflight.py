@@ -286,7 +286,7 @@ def check_gates(report: Report, recipe: Recipe, base: Source, experts: list[Sour
             message = f"has the same texts as {other}: their gates are equal, and routing between them is arbitrary."
             report.add("error" if isinstance(mode, RidgeMode) else "warning", "gates", name, message)
     try:
-        tokens = [text.tokens for text in encode_texts(mode, base, list(groups.values()))]
+        tokens = [text.tokens for text in encode_texts(recipe, base, list(groups.values()))]
     except MergeError as error:
         report.add("error", "gates", base.name, str(error))
         return

@@ -16,7 +16,7 @@ from run_tools.yaml_files import read_yaml
 from .averages import AVERAGES, WITH_DENSITY
 from .errors import MergeError
 from .families import ATTENTION, MIXTURES, MLP
-from .gate_modes import GATE_MODES, AnchorMode
+from .gate_modes import GATE_MODES, AnchorMode, RidgeMode
 from .layout import RoutedPart, Shape, routed_parts
 from .places import resolve
 from .recipe_values import CHOICES, VALIDATORS, is_name, is_text, list_of
@@ -91,6 +91,8 @@ class Recipe:
             see `low_rank`; or, below 1, the share of the difference's energy that every matrix keeps. Default: experts are whole.
         include_base: whether the base is an expert too, for texts of no expert's domain; or a mapping with its texts or samples for
             gates, and its name (default: base).
+        gate_tokens: tokens of each expert's samples that `gate_mode: ridge` reads; default: 8 per dimension of the model. More give
+            better gates, in proportionally more time.
         allow: differences between the experts to accept: "vocab", "tokenizer", "rope".
         seed: seed of random gates, of the rows drawn from `samples`, and of the elements that "dare" drops.
     """
@@ -113,6 +115,7 @@ class Recipe:
     embedder: str | None = None
     rank: int | float | None = None
     include_base: bool | dict[str, Any] | None = None
+    gate_tokens: int | None = None
     allow: list[str] = field(default_factory=list)
     seed: int = 42
 
@@ -339,6 +342,10 @@ def validate(recipe: Recipe):
         )
     if recipe.gate_mode == "none" and recipe.routing_policy != "domain":
         raise MergeError(f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random.")
+    if recipe.gate_tokens and not isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
+        raise MergeError(
+            f"gate_tokens: {recipe.gate_tokens} is for gate_mode: ridge, but gate_mode is {recipe.gate_mode}. Remove it, or change gate_mode."
+        )
     if recipe.rank and ("mlp" not in recipe.router_layers or recipe.base_model is None):
         need = "base_model, from which the experts differ" if recipe.base_model is None else "router_layers: mlp"
         raise MergeError(f"rank: {recipe.rank} needs {need}. Add it, or remove rank.")

@@ -78,6 +78,7 @@ VALIDATORS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "true, false, or a mapping with positive_prompts or samples",
         lambda value: isinstance(value, bool | dict),
     ),
+    "gate_tokens": ("an integer of at least 1", lambda value: is_count(value) and value > 0),
     "allow": (f"a list of {', '.join(ALLOWANCES)}", list_of(is_text)),
     "seed": ("an integer of at least 0", is_count),
     "source_model": PATH_OR_ID,

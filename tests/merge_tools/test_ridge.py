@@ -14,7 +14,7 @@ from merge_tools import MergeError, Recipe, add, check, compose, export, inspect
 from merge_tools.checkpoints import open_source
 from merge_tools.gate_modes import GATE_MODES
 from merge_tools.gate_statistics import FILE, HELD_OUT_SHARE, size_of_statistics
-from merge_tools.gate_texts import texts_of
+from merge_tools.gate_texts import encode_pieces, texts_of
 from merge_tools.provenance import RECORD
 from merge_tools.ridge import (
     HELD_OUT_TOKENS,
@@ -260,6 +260,32 @@ def test_the_samples_of_a_sorted_file_are_of_all_its_parts(experts, samples, tmp
     assert chosen == shuffled(long) and sorted(chosen) == sorted(long)
     used = {int(text.split()[1]) for text in chosen[:10]}
     assert min(used) < 100 < max(used)
+
+
+def test_pieces_are_of_many_texts_before_a_second_of_one():
+    texts = ["a" * 5, "b" * 40, "c" * 33, "d" * 10]
+
+    def pieces(enough):
+        return list(encode_pieces(texts, lambda text: list(text.encode()), enough, 10, 0))
+
+    found = pieces(10_000)
+    assert [number for number, _ in found[:4]] == [0, 1, 2, 3] and max(len(ids) for _, ids in found) == 10
+    assert sorted(i for _, ids in found for i in ids) == sorted("".join(texts).encode())  # all of them, once
+    assert [number for number, _ in found[4:]] == [1, 2, 1, 2, 1, 2]
+    assert found[:2] == pieces(15) and found[:6] == pieces(sum(len(ids) for _, ids in found[:5]) + 1)
+    with pytest.raises(MergeError, match="no tokens"):
+        list(encode_pieces(["a", ""], lambda text: list(text.encode()), 10, 10, 0))
+
+
+def test_gate_tokens_are_read_of_each_expert(experts, samples, tmp_path):
+    folders = experts(3)
+    compose(recipe(folders, samples, gate_tokens=100), tmp_path / "out")
+    held_out = 1 / HELD_OUT_SHARE
+    assert all(100 * (1 - held_out) - 10 <= tokens <= 110 for tokens in made_by(tmp_path / "out")["tokens"])
+    with pytest.raises(MergeError, match="gate_tokens: 100 is for gate_mode: ridge"):
+        read_recipe(recipe(folders, samples, gate_tokens=100, gate_mode="centroid"))
+    with pytest.raises(MergeError, match="gate_tokens"):
+        read_recipe(recipe(folders, samples, gate_tokens=0))
 
 
 def test_empty_samples_are_refused(experts, samples, tmp_path):
