@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from makers import definitions, domains, exhird, hypernet, load, merging, moesumm, scale, seke
+from makers import definitions, domains, exhird, hypernet, load, merging, moesumm, peers, scale, seke
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,6 +48,7 @@ MAKERS = {
     "table:exhird_speed": exhird.exhird_speed,
     "table:all_sets": domains.all_sets,
     "table:left_out": domains.left_out,
+    "table:free_tools": peers.free_tools,
     "table:exported": domains.exported,
     "table:pipeline_profile": domains.pipeline_profile,
     "table:serving": scale.serving,

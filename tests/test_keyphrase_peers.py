@@ -143,3 +143,16 @@ def test_a_difference_counts_the_documents_that_both_have_read(by_document):
     assert by_document.difference(ours, first, 5).documents == 3
     with pytest.raises(ValueError, match="same --data"):
         by_document.difference(ours, by_document.encode(ROWS[::-1]), 5)
+
+
+def test_the_best_free_tool_is_the_one_with_the_smallest_lead_on_the_same_documents(by_document):
+    makers = importlib.import_module("makers.peers")
+    ours = {"by_document": by_document.encode([row | {"correct@5": 0} for row in ROWS] + ROWS * 5)}
+    others = {
+        ("YAKE", "nus"): {"by_document": by_document.encode(ROWS * 6), "seke": {"f1@5": 0.4}},
+        ("KeyBERT", "nus"): {"by_document": by_document.encode(ROWS), "seke": {"f1@5": 0.4}},  # the first three only
+        ("TF-IDF", "inspec"): {"by_document": by_document.encode(ROWS * 6), "seke": {"f1@5": 0.9}},
+    }
+    system, lead = makers.closest(ours, others, "nus", 5)
+    assert system == "KeyBERT" and lead.documents == 3 and lead.value < 0
+    assert makers.describe_lead(ours, others, "nus", 5).startswith("KeyBERT 40.0: -")

@@ -4,12 +4,7 @@ import json
 from statistics import median
 
 from . import DOCS, RESULTS, grouped, load, page, table
-
-SETS = {
-    "inspec": "inspec (abstracts)", "kp20k_sample": "kp20k sample (abstracts)", "semeval2010": "semeval2010 (abstracts)",
-    "krapivin": "krapivin (abstracts)", "nus": "nus (abstracts)", "kpcrowd500": "kpcrowd500 (news)",
-    "stackexchange": "stackexchange (questions)",
-}  # fmt: skip
+from .peers import SETS, configurations, default_model, describe_lead, f1, label, peers, systems
 
 
 def training_run() -> dict:
@@ -18,69 +13,49 @@ def training_run() -> dict:
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
-def f1(scores: dict | None) -> str:
-    """F1@5 / F1@10 in per cent, "" without scores."""
-    return f"{100 * scores['f1@5']:.1f} / {100 * scores['f1@10']:.1f}" if scores else ""
-
-
-def with_style(trained: dict, name: str) -> tuple[str, dict]:
-    """The style of a test set, and its scores with this style."""
-    return next(
-        (key.partition(":")[2], row) for key, row in trained["test_files"].items() if key.startswith(f"{name}:")
-    )
-
-
-def peer_cells(others: dict, name: str) -> list[str]:
-    """The cells of YAKE, and of KeyBERT if it was run, for a set."""
-    return [f1(others[system, name]["seke"]) for system in systems(others)]
-
-
-def systems(others: dict) -> list[str]:
-    """The systems that were run on all sets."""
-    return [system for system in ("YAKE", "KeyBERT") if all((system, name) in others for name in SETS)]
-
-
-def peers() -> dict[tuple[str, str], dict]:
-    """(system, set) -> the row of YAKE or KeyBERT."""
-    return {(row["system"], row["set"]): row for row in load("seke_domains_peers")["results"]}
-
-
 def confident(row: dict) -> str:
     """The number of scores over 0.8, and the share that is right."""
     return f"{row['confident']}, {100 * row['confident_right']:.0f}%" if row["confident"] else "none"
 
 
+def calibration(name: str, style: str) -> tuple[str, str]:
+    """The calibration error on a set without and with a style, and scores over 0.8, as the training run recorded them."""
+    rows = training_run()["test_files"]
+    if name not in rows:
+        return "not measured", ""
+    plain, styled = rows[name], rows[f"{name}:{style}"]
+    errors = ", ".join(f"{100 * row['calibration_error']:.1f}%" for row in (plain, styled))
+    return errors, confident(styled)
+
+
 def all_sets() -> str:
-    """The default model on every test set, without and with a style, beside YAKE and KeyBERT."""
-    record, others, trained = load("default_model"), peers(), training_run()
+    """The default model on every set, without and with a style, and its lead over the best free tool."""
+    record, ours, others = load("default_model_sets"), default_model(), peers()
     title = (
-        "F1@5 / F1@10 in per cent (rules `seke`) of the default model on whole test splits. krapivin and nus have no training "
-        "documents; of the other sets it was trained on the training split. Scores are those that the training run recorded, with "
-        "weights in float32; the package has them in float16." + keybert_note(others)
+        "F1@5 / F1@10 in per cent (rules `seke`) of the default model. krapivin, nus, duc2001 and citeulike180 have no training documents; "
+        "of the other sets it was trained on the training split. The best free tool is "
+        "that with the smallest distance to the default model without a style on the same documents; after its F1 follows the default "
+        f"model's lead with a 95% interval (paired bootstrap over documents). {configurations()}"
     )
     rows = []
-    for name, label in SETS.items():
-        row = trained["test_files"][name]
-        style, styled = with_style(trained, name)
-        errors = ", ".join(f"{100 * one['calibration_error']:.1f}%" for one in (row, styled))
-        scores = (f1(row["seke"]), style, f1(styled["seke"]), *peer_cells(others, name))
-        rows.append((label, f"{row['documents']:,}", *scores, errors, confident(styled)))
-    header = ("test set", "documents", "default model", "`style=`", "with the style", *systems(others))
+    for name in filter(ours.__contains__, SETS):
+        row = ours[name]
+        scores = f1(row["unstyled"]["seke"]), row["style"], f1(row["styled"]["seke"])
+        leads = (describe_lead(row["unstyled"], others, name, k) for k in (5, 10))
+        rows.append((SETS[name], f"{row['documents']:,}", *scores, *leads, *calibration(name, row["style"])))
+    header = (
+        "set",
+        "documents",
+        "default model",
+        "`style=`",
+        "with the style",
+        "best free tool, F1@5: lead",
+        "F1@10: lead",
+    )
     header += ("calibration error, without and with", "scores over 0.8 with the style: number, right")
-    seconds = record["results"]["first_result_seconds"]
+    seconds = load("default_model")["results"]["first_result_seconds"]
     note = f"A new process prints its first keyphrases after {median(seconds):.1f} s (median of {len(seconds)}). "
     return page([title, "", *table(header, rows)], record, "default_model.py --data PATH", note)
-
-
-def keybert_note(others: dict) -> str:
-    """How many documents KeyBERT has read."""
-    read = [row["documents"] for (system, _), row in others.items() if system == "KeyBERT"]
-    if not read:
-        return ""
-    return (
-        f" {peer('seke_domains_peers', 'YAKE')} and {peer('seke_domains_peers', 'KeyBERT')} are unsupervised; KeyBERT runs on MiniLM-L6 as well, with phrases of one to three words, on the first "
-        f"{max(read)} documents of each set."
-    )
 
 
 def peer(name: str, system: str) -> str:
@@ -89,24 +64,33 @@ def peer(name: str, system: str) -> str:
 
 
 def left_out() -> str:
-    """Models that were trained without a set, on this set: the full head, the recurrent encoder alone, YAKE and KeyBERT."""
+    """Models that were trained without a set, on this set: the full head, the recurrent encoder alone, and the best free tool."""
     record, others = load("seke_domains"), peers()
     found = grouped((row for row in record["results"] if row["left_out"]), "system", "set")
     seeds = "" if max(map(len, found.values())) > 1 else ", one seed"
     title = (
         "F1@5 / F1@10 in per cent (rules `seke`) on whole test splits of models that were trained on the other four sets, one epoch of "
-        f"4,000 documents{seeds}. Scores over 0.8 and the calibration error are those of SEKE." + keybert_note(others)
+        f"4,000 documents{seeds}. Scores over 0.8 and the calibration error are those of SEKE. The best free tool is that with the highest F1@5, on the [documents that it has read](#free-tools)."
     )
     rows = []
-    for name, label in SETS.items():
+    for name, text in SETS.items():
         if ("moe_rnn", name) in found:
             row = found["moe_rnn", name][0]
             scores = (mean_f1(found.get((head, name))) for head in ("moe_rnn", "rnn"))
             error = f"{100 * row['calibration_error']:.1f}%"
-            rows.append((label, *scores, *peer_cells(others, name), error, confident(row)))
-    header = ("set left out", "SEKE", "BiLSTM without experts", *systems(others), "calibration error")
-    lines = [title, "", *table((*header, "scores over 0.8: number, right"), rows)]
+            rows.append((text, *scores, *best_tool(row, others, name), error, confident(row)))
+    header = ("set left out", "SEKE", "BiLSTM without experts", "best free tool", "SEKE's lead, F1@5")
+    header += ("calibration error", "scores over 0.8: number, right")
+    lines = [title, "", *table(header, rows)]
     return page(lines, record, "seke_domains.py --data PATH --work FOLDER")
+
+
+def best_tool(row: dict, others: dict, name: str) -> tuple[str, str]:
+    """The free tool with the highest F1@5 on a set and its scores; a model's lead, if its documents were counted."""
+    found = {system: other for (system, of_set), other in others.items() if of_set == name}
+    best = max(found, key=lambda system: found[system]["seke"]["f1@5"])
+    lead = describe_lead(row, {(best, name): found[best]}, name, 5) if "by_document" in row else "not measured"
+    return f"{best} {f1(found[best]['seke'])}", lead.rpartition(": ")[2]
 
 
 def mean_f1(rows: list[dict] | None) -> str:
@@ -155,27 +139,38 @@ def first_screen() -> str:
 
 
 def comparison() -> str:
-    """F1@5 of the default model on each test set, in one line per system."""
-    others, trained = peers(), training_run()
-    systems_scores = {
-        "**default model**": [trained["test_files"][name]["seke"] for name in SETS],
-        "default model, `style=`": [with_style(trained, name)[1]["seke"] for name in SETS],
-    } | {system: [others[system, name]["seke"] for name in SETS] for system in systems(others)}
-    rows = (
-        (name, *(f"{100 * row['f1@5']:.1f}" if row else "" for row in scores))
-        for name, scores in systems_scores.items()
+    """F1@5 of the default model on each set, and its lead over the best free tool."""
+    ours, others = default_model(), peers()
+    names = list(filter(ours.__contains__, SETS))
+    best = [describe_lead(ours[name]["unstyled"], others, name, 5).split(": ") for name in names]
+    rows = [
+        ("**default model**", *(f"{100 * ours[name]['unstyled']['seke']['f1@5']:.1f}" for name in names)),
+        ("default model, `style=`", *(f"{100 * ours[name]['styled']['seke']['f1@5']:.1f}" for name in names)),
+        ("best free tool", *(tool for tool, _ in best)),
+        ("lead over it", *(lead for _, lead in best)),
+    ]
+    shown = (
+        name.removesuffix("_sample").removesuffix("500").replace("180_full", "").replace("_full", ", whole")
+        for name in names
     )
-    header = ("F1@5 (%)", *(name.removesuffix("_sample").removesuffix("500") for name in SETS))
     return "\n".join([
-        *table(header, rows), "",
-        "The first five are abstracts of papers, kpcrowd is news, stackexchange are questions. Phrases are compared by their stems. kpcrowd "
-        "has so many gold keyphrases that no F1@5 can exceed about "
-        f"{100 * best_of_five(trained['test_files']['kpcrowd500']['seke']):.0f}. The default model was trained on the training splits of all sets "
-        "but krapivin and nus. Styles follow the annotators of a set, not its scores: `authors` for papers, `phrases` "
-        f"for inspec, `words` for kpcrowd, `tags` for stackexchange. {keybert_note(others).strip()} The default model is a SEKE: MiniLM-L6, a BiLSTM and "
+        *table(("F1@5 (%)", *shown), rows), "",
+        f"The best of {', '.join(map(label, systems(others)))} is the one with the smallest distance to the default model without a style on the same documents, "
+        f"{documents_of(ours)}; the lead has a 95% interval. The first five sets are abstracts of papers, kpcrowd and duc2001 are news, "
+        "stackexchange are questions. kpcrowd has so many gold keyphrases that no F1@5 can exceed about "
+        f"{100 * best_of_five(ours['kpcrowd500']['unstyled']['seke']):.0f}. The default model was trained on the training splits of "
+        "inspec, kp20k, semeval2010, kpcrowd and stackexchange. Styles follow the annotators of a set, not its scores: `authors` for "
+        "papers, `phrases` for inspec and duc2001, `words` for kpcrowd, `tags` for stackexchange. The default model is a SEKE: MiniLM-L6, a BiLSTM and "
         f"experts. Trained on inspec alone, {inspec_alone()}. "
-        f"[All scores, and sets left out in training]({DOCS}/keyphrases.md#the-default-model).",
+        f"[All scores, and sets left out in training]({DOCS}/keyphrases.md#the-default-model), [every free tool]({DOCS}/keyphrases.md#free-tools).",
     ])  # fmt: skip
+
+
+def documents_of(ours: dict) -> str:
+    """On how many documents the default model was compared."""
+    if limited := {row["documents"] for row in ours.values() if row["limit"]}:
+        return f"on whole splits, or on the first {' or '.join(map(str, sorted(limited)))} documents"
+    return "on whole splits"
 
 
 def best_of_five(scores: dict) -> float:
@@ -200,7 +195,7 @@ def speed() -> str:
         "PyTorch float32": "default model",
         "openvino int8": "in int8 (OpenVINO)",
         "YAKE": f"{peer('export', 'YAKE')} (on one core)",
-        "KeyBERT": "KeyBERT (which encodes every candidate)",
+        "KeyBERT": "KeyBERT (which encodes every n-gram)",
     }
     speeds = ", ".join(f"{name} {rows[row]['per_second']:.0f}" for row, name in names.items())
     return f"Abstracts a second on two CPU cores: {speeds}. [How measured]({DOCS}/export.md)."
@@ -218,8 +213,8 @@ def exported() -> str:
     header = ("", "documents a second", "times float32", "F1@10", "keyphrases as in float32", "file, MB", "start-up, s")
     settings = record["settings"]
     note = (
-        f"{settings['documents']} test documents of Inspec from texts to keyphrases, median of {settings['rounds']} rounds; KeyBERT read "
-        f"the first 50. Compared with {peer('export', 'YAKE')} and {peer('export', 'KeyBERT')}. The share of equal keyphrases is that of validation documents. "
+        f"{settings['documents']} test documents of Inspec from texts to keyphrases, median of {settings['rounds']} rounds; KeyBERT has n-grams of one "
+        f"to three words for candidates, and read the first 50. Compared with {peer('export', 'YAKE')} and {peer('export', 'KeyBERT')}. The share of equal keyphrases is that of validation documents. "
     )
     return page(table((*header, "peak memory, MB"), rows), record, "export.py --data PATH --work FOLDER", note)
 
