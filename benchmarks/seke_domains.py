@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common import Record, make_parser
+from keyphrase_algorithms import TAGGER
 from keyphrase_sets import (
     CROWD,
     HEADS,
@@ -30,8 +31,6 @@ from keyphrase_sets import (
 from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
-
-TAGGER = "en_core_web_sm"
 
 
 def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, dict]:

@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from makers import definitions, domains, exhird, hypernet, load, merging, moesumm, peers, scale, seke
+from makers import definitions, domains, exhird, hypernet, load, merging, modular, moesumm, peers, scale, seke
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,6 +35,8 @@ MAKERS = {
     "table:moe_speed": merging.moe_speed,
     "table:lexicon_merge": merging.lexicon_merge,
     "table:merge_means": merging.merge_means,
+    "table:modular_experts": modular.modular_experts,
+    "table:modular_losses": modular.losses,
     "table:lexicon_quality": definitions.lexicon_quality,
     "table:lexicon_quality_medium": definitions.lexicon_quality_medium,
     "table:lexicon_speed": definitions.lexicon_speed,

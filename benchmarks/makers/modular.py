@@ -31,6 +31,8 @@ def modular_experts() -> str:
     labels = seeds_of(record["results"])
     domains = [name for name, row in record["results"][0]["domains"].items() if row["kept"]]
     for label, rows in labels.items():
+        if label == "base":
+            continue
         of = [mean(row["domains"][name]["kept"]["value"] for row in rows) for name in domains]
         unseen = mean(row["unseen"] for row in rows)
         size = f"{rows[0]['bytes'] / 1e6:.0f}" if "bytes" in rows[0] else ""
