@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from makers import definitions, domains, exhird, hypernet, load, merging, modular, moesumm, peers, scale, seke
+from makers import definitions, domains, exhird, hypernet, load, merging, modular, moesumm, peers, scale, seke, verdicts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,6 +59,7 @@ MAKERS = {
     "table:corpus_growth": scale.corpus_growth,
     "table:long_documents": domains.long_documents,
     "table:diversity": domains.diversity,
+    "table:forty_texts": verdicts.forty_texts,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,
     "result:speed": domains.speed,
