@@ -97,7 +97,7 @@ def encode_pieces(
     texts: Sequence[str], encode: Callable[[str], list[int]], enough: int, size: int, seed: int
 ) -> Iterator[tuple[int, list[int]]]:
     """Yields the index of a text and a piece of at most `size` of its tokens, until there are enough tokens: of each text one piece
-    at random, then of each another, so that a few long texts do not stand for all. Raises a `MergeError` for a text without tokens.
+    at random, then of each another, so that a few long texts do not outweigh the others. Raises a `MergeError` for a text without tokens.
     """
     random, left = np.random.default_rng(seed), enough
     others: list[list[list[int]]] = []

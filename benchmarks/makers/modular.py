@@ -57,8 +57,8 @@ def losses() -> str:
     return "\n".join(table(("nats per token", "base", "its own expert"), rows))
 
 
-def draw() -> None:
-    """Draws what mixtures keep against their size into docs/images."""
+def plot_retention() -> None:
+    """Plots what mixtures keep against their size, into docs/images."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -93,4 +93,4 @@ def draw() -> None:
 
 
 if __name__ == "__main__":
-    draw()
+    plot_retention()
