@@ -12,7 +12,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 import modeling_hypernet  # noqa: F401
 import modeling_seke  # noqa: F401  (so that one import is enough to open a checkpoint)
-from run_tools.versions import __version__
+from run_tools.versions import __version__ as __version__
 
 from .default_model import DefaultModel, NoDefaultWarning
 from .keyphrase_model import KeyphraseModel
@@ -29,7 +29,7 @@ PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK
 logging.getLogger("transformers.pipelines").addFilter(NoDefaultWarning())
 
 
-__all__ = ["KeyphraseExtractionPipeline", "__version__"]
+__all__ = ["KeyphraseExtractionPipeline"]
 
 SUBMODULES = frozenset(module.name for module in iter_modules(__path__))
 

@@ -1,6 +1,6 @@
 """Merges independently fine-tuned models of one family into one sparse mixture, and inspects, verifies and edits such mixtures."""
 
-from run_tools.versions import __version__
+from run_tools.versions import __version__ as __version__
 
 from .clustering.pipeline import cluster
 from .compose import check_and_plan, compose, load_experts
@@ -20,5 +20,5 @@ from .verify import verify
 __all__ = [
     "ExpertRecipe", "Finding", "MergeError", "Progress", "Recipe", "Report", "Routing", "add", "check",
     "check_and_plan", "cluster", "compose", "evaluate", "export", "extract", "inspect", "load_experts", "plot", "read_recipe",
-    "remove", "route", "split_fused_experts", "tune", "verify", "__version__",
+    "remove", "route", "split_fused_experts", "tune", "verify",
 ]  # fmt: skip

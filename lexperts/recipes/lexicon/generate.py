@@ -32,7 +32,7 @@ from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 from run_tools.model_options import describe_load_errors, parse_device
 from run_tools.resume import ResumableJsonl
-from run_tools.versions import package_version, package_versions
+from run_tools.versions import __version__, package_versions
 
 from ..common.arguments import command
 from .arguments import GenerateArguments, WritingArguments
@@ -131,7 +131,7 @@ def generation_settings(args: WritingArguments, rows: list[dict]) -> dict:
         embedder = json.loads(config.read_text(encoding="utf-8")).get("embedder")  # of the rows' domains
     if embedder:
         settings["embedder"] = fingerprint(resolve_embedder(embedder))
-    return {**settings, "rows": len(rows), "rows_sha256": digest(rows), "lexperts": package_version()}
+    return {**settings, "rows": len(rows), "rows_sha256": digest(rows), "lexperts": __version__}
 
 
 def pick_best(samples: list[dict]) -> dict:

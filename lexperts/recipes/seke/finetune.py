@@ -112,7 +112,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     language = read_language(data_args.language, model_args.start_from)
     labelling = {"rules": data_args.rules, "language": language}
-    check_gold_of_files(documents, data_args, language)
+    given = dict(documents)
     if apart := data_args.as_noun_phrases:
         check_apart(apart, documents["train"])
         tagger = open_tagger(data_args.tagger)
@@ -121,6 +121,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     train, validation = documents["train"], documents["validation"]
     windows = tokenize_documents({"text": train.texts, "keyphrases": train.gold}, tokenizer, **labelling)
     print(f"train: {len(train.texts):,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
+    check_gold_of_files(given, data_args, language)
     styles = list(dict.fromkeys(style for _, style in train.files if style))
     with training_args.main_process_first(desc="base model"):
         base = Path(training_args.output_dir) / "base"
