@@ -75,7 +75,7 @@ def plot_retention() -> None:
     axis.plot([x for x, *_ in points], [y for _, y, _ in points], "o-", color="C0", label="ridge gates, top 2")
     for x, y, rank in points:
         name = f"rank {rank}" if rank else "whole experts"
-        axis.annotate(name, (x, y), (0, -14), textcoords="offset points", ha="center", fontsize=9)
+        axis.annotate(name, (x, y), (4, -14), textcoords="offset points", ha="left" if rank else "right", fontsize=9)
     base = 269  # MB of one dense model in bfloat16
     for label, colour in (
         ("dense, mean of the MLPs", "0.55"),
