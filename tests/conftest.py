@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import importlib
 import os
 
 os.environ.update(
@@ -19,6 +20,7 @@ if os.environ.get("TEST_CUDA") != "1":
 os.environ.pop("COLUMNS", None)  # of a test worker's terminal: tables are as wide as in a pipe
 
 import string
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +53,34 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in SLOW_FILES)  # stable
     gc.freeze()  # what is imported stays: the garbage collector need not read it again and again
     gc.set_threshold(50_000, 20)
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch):
+    """benchmark_module("common") -> benchmarks/common.py, which the others import by this name, too."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.fixture
+def watch_drive(monkeypatch):
+    """watch_drive(before_sync, before_rename): they get each path that is synced, and each new path with its final one."""
+
+    def watch(before_sync, before_rename):
+        fsync, replace = os.fsync, os.replace
+
+        def sync(handle):
+            before_sync(Path(os.readlink(f"/proc/self/fd/{handle}")))
+            fsync(handle)
+
+        def rename(source, target):
+            before_rename(Path(source), Path(target))
+            replace(source, target)
+
+        monkeypatch.setattr(os, "fsync", sync)
+        monkeypatch.setattr(os, "replace", rename)
+
+    return watch
 
 
 @pytest.fixture(scope="session")

@@ -205,10 +205,9 @@ def test_overwrite_repeats_a_run_once_per_process(run_seke):
     assert len(commands) == 2
 
 
-def test_parts_are_timed_in_turns_and_replace_their_own_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def test_parts_are_timed_in_turns_and_replace_their_own_rows(benchmark_module, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LEXPERTS_COMMIT", "abc1234")
-    timing, common = importlib.import_module("timing"), importlib.import_module("common")
+    timing, common = benchmark_module("timing"), benchmark_module("common")
     monkeypatch.setattr(common, "RESULTS", tmp_path / "benchmarks" / "results")
     called = []
 

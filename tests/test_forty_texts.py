@@ -1,7 +1,6 @@
 """The forty texts of benchmarks, their lists of verdicts, and the rules for phrases that are on no list."""
 
 import doctest
-import importlib
 from collections import Counter
 from pathlib import Path
 
@@ -11,10 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(name="verdicts")
-def fixture_verdicts(monkeypatch):
-    """benchmarks/verdicts.py."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("verdicts")
+def fixture_verdicts(benchmark_module):
+    return benchmark_module("verdicts")
 
 
 @pytest.fixture(name="text")
@@ -104,8 +101,8 @@ def test_a_line_without_a_text_is_refused(verdicts, tmp_path):
         verdicts.read_texts(tmp_path)
 
 
-def test_counts_are_of_the_top_five_by_kind(verdicts, text):
-    benchmark = importlib.import_module("forty_texts")
+def test_counts_are_of_the_top_five_by_kind(benchmark_module, verdicts, text):
+    benchmark = benchmark_module("forty_texts")
     phrases = ["stormwater levy", "tests", "voted", "CoV-2", "SARS-CoV-2", "trade deals"]
     row = benchmark.judge([text], [[{"keyphrase": phrase} for phrase in phrases]])
     counts = {name: count for name, count in row["all"].items() if count}

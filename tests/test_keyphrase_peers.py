@@ -1,6 +1,5 @@
 """The free tools that the benchmarks compare with: algorithms on texts whose tags are given, and differences with intervals."""
 
-import importlib
 import math
 import re
 from collections import Counter
@@ -15,15 +14,13 @@ TEXT = "graph/N cuts/N solve/V large/A energy/N problems/N ./. the/D graph/N cut
 
 
 @pytest.fixture(name="algorithms")
-def fixture_algorithms(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("keyphrase_algorithms")
+def fixture_algorithms(benchmark_module):
+    return benchmark_module("keyphrase_algorithms")
 
 
 @pytest.fixture(name="by_document")
-def fixture_by_document(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("by_document")
+def fixture_by_document(benchmark_module):
+    return benchmark_module("by_document")
 
 
 def read(algorithms, text: str) -> list:
@@ -145,8 +142,8 @@ def test_a_difference_counts_the_documents_that_both_have_read(by_document):
         by_document.difference(ours, by_document.encode(ROWS[::-1]), 5)
 
 
-def test_the_best_free_tool_is_the_one_with_the_smallest_lead_on_the_same_documents(by_document):
-    makers = importlib.import_module("makers.peers")
+def test_the_best_free_tool_is_the_one_with_the_smallest_lead_on_the_same_documents(benchmark_module, by_document):
+    makers = benchmark_module("makers.peers")
     ours = {"by_document": by_document.encode([row | {"correct@5": 0} for row in ROWS] + ROWS * 5)}
     others = {
         ("YAKE", "nus"): {"by_document": by_document.encode(ROWS * 6), "seke": {"f1@5": 0.4}},

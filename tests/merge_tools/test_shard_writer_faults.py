@@ -57,43 +57,41 @@ def test_a_file_system_without_locks_works(recipe, expected, tmp_path, monkeypat
     assert contents(tmp_path / "out") == expected
 
 
-def synced_names(monkeypatch, refuse):
-    """The paths that are synced and renamed, in order; `refuse(path)` is the number of the error for a path, if any."""
-    events, fsync, replace = [], os.fsync, os.replace
+@pytest.fixture(name="synced_names")
+def fixture_synced_names(watch_drive):
+    """synced_names(refuse) -> the paths that are synced and renamed, in order; `refuse(path)` is the number of its error, if any."""
 
-    def note_sync(handle):
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        if number := refuse(path):
-            raise OSError(number, os.strerror(number))
-        events.append(path.name)
-        fsync(handle)
+    def watch(refuse):
+        events = []
 
-    def note_replace(source, target):
-        events.append(("replaced by", Path(source).name))
-        replace(source, target)
+        def note_sync(path):
+            if number := refuse(path):
+                raise OSError(number, os.strerror(number))
+            events.append(path.name)
 
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(os, "replace", note_replace)
-    return events
+        watch_drive(note_sync, lambda new, path: events.append(("replaced by", new.name)))
+        return events
+
+    return watch
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
-def test_a_drive_that_cannot_sync_folders_works(number, recipe, expected, tmp_path, monkeypatch):
-    events = synced_names(monkeypatch, lambda path: number if path.is_dir() else 0)
+def test_a_drive_that_cannot_sync_folders_works(number, recipe, expected, tmp_path, synced_names):
+    events = synced_names(lambda path: number if path.is_dir() else 0)
     compose(recipe, tmp_path / "out")
     assert contents(tmp_path / "out") == expected and "model.safetensors" in events
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_cannot_be_synced_is_an_error_that_names_it(name, recipe, tmp_path, monkeypatch):
-    synced_names(monkeypatch, lambda path: errno.EIO if name in path.name else 0)
+def test_a_file_that_cannot_be_synced_is_an_error_that_names_it(name, recipe, tmp_path, synced_names):
+    synced_names(lambda path: errno.EIO if name in path.name else 0)
     with pytest.raises(OSError, match=f"Input/output error.*{name}"):
         compose(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_the_record_is_on_the_disk_before_the_files_that_it_names(recipe, tmp_path, monkeypatch):
-    events = synced_names(monkeypatch, lambda path: 0)
+def test_the_record_is_on_the_disk_before_the_files_that_it_names(recipe, tmp_path, synced_names):
+    events = synced_names(lambda path: 0)
     compose(recipe, tmp_path / "out")
     named = [i for i, event in enumerate(events) if "config.json" in event[1] and event[0] == "replaced by"]
     assert named and all(events[i - 2] == claims.RECORD and events[i - 1] == events[i][1] for i in named)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -27,22 +26,15 @@ def test_a_claim_is_read_as_it_was_written(claim):
     assert not claim.folder.exists()
 
 
-def test_a_file_is_named_on_the_disk_before_it_is_written(tmp_path, monkeypatch):
+def test_a_file_is_named_on_the_disk_before_it_is_written(tmp_path, watch_drive):
     """And each name is given to content that is on the disk."""
-    events, fsync, replace, folder = [], os.fsync, os.replace, tmp_path / "parts"
+    events, folder = [], tmp_path / "parts"
 
-    def note_sync(handle):
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+    def note_sync(path):
         named = [json.loads(line)["file"] for line in path.read_text().splitlines()[1:]] if path.name == RECORD else []
         events.append(("synced", TEMPORARY.sub(r"new \1", path.name), *named, (folder / "a.jsonl").exists()))
-        fsync(handle)
 
-    def note_replace(source, target):
-        events.append(("renamed", Path(target).name))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(os, "replace", note_replace)
+    watch_drive(note_sync, lambda new, path: events.append(("renamed", path.name)))
     Claim.create(folder, "test", {}).write("a.jsonl", b"one\n")
     assert events == [
         ("synced", f"new {RECORD}", False),
