@@ -163,9 +163,10 @@ def check_with(report: Report, first: Source, other: Source, changed: dict[str, 
 def check_configuration(report: Report, first: Source, other: Source, changed: dict[str, Any]):
     """Compares configurations field by field: differences in MUST_AGREE are errors, those in SETTINGS are reported."""
     ours, theirs = with_defaults(first.config), with_defaults(other.config)
-    ours["family"], theirs["family"] = (family_of(source.config).mixture for source in (first, other))
-    if {"llama", "mistral"} <= {first.config["model_type"], other.config["model_type"]}:
-        ours["family"], theirs["family"] = first.config["model_type"], other.config["model_type"]
+    types = [source.config["model_type"] for source in (first, other)]
+    if not FAMILIES.keys() >= set(types):  # one is a mixture, whose class several families can have
+        types = [family_of(source.config).mixture for source in (first, other)]
+    ours["family"], theirs["family"] = types
     differing = [key for key in MUST_AGREE if ours.get(key) != theirs.get(key)]
     for key in differing:
         message = f"{describe_difference(key, theirs, ours, first)}: {MUST_AGREE[key]}."

@@ -60,7 +60,7 @@ class Family:
         model_type, architecture: as in config.json.
         mixture: the class of its mixtures in transformers.
         layer: the modules of a layer in the order in which they run.
-        biases: linear layer -> the field that enables its bias, or True if it always has one.
+        biases: linear layer -> the field that enables its bias ("attention_bias" or "mlp_bias"), or True if it always has one.
         head_norms: "head" if `q_norm` and `k_norm` have the size of one head, "all" if that of all heads.
         defaults: the values of fields that config.json does not have.
         carried: fields that the mixture has too, besides those of every family.
