@@ -4,7 +4,7 @@
     python benchmarks/default_model.py --data PATH --only sets
 
 Scores on all sets, without and with the style of each, come with the counts of each document, so that differences to the free tools
-of `keyphrase_peers.py` have intervals. Long documents are put together from neighbouring test documents, `joined` of them each. There
+of `keyphrase_peers.py` have intervals, and with calibration errors by length. Long documents are put together from neighbouring test documents, `joined` of them each. There
 the default ranking is compared with reading the beginning only (`on_long="truncate"`), with the best mention's score, which needs no
 ranker, and with YAKE (`pip install yake`). Scores by `diversity=` are those of the first test documents of three sets, each with its
 own style.
@@ -98,6 +98,7 @@ def score_set(options, extract, limit: int | None, **key) -> dict:
     row = {"documents": len(documents.texts), "cpu_seconds_per_document": seconds, "style": style}
     for way, phrases in found.items():
         row[way] = {"seke": documents.score(phrases), "by_document": documents.count(phrases)}
+        row[way]["scores"] = documents.check_scores(phrases)
     f1 = "   ".join(f"{way} {describe_f1(row[way]['seke'])}" for way in found)
     print(f"{name}: {f1}   {seconds:.3f} s per document", flush=True)
     return row

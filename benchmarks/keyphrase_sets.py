@@ -9,6 +9,7 @@ from by_document import CUTS, encode
 from common import run_once
 from tqdm import tqdm
 
+from keyphrase_tools.calibration import describe_scores, match_to_gold
 from keyphrase_tools.evaluation import gold_phrases, score_phrases
 from keyphrase_tools.metrics import keyphrase_f1_by_document
 from keyphrase_tools.rows import full_text
@@ -17,6 +18,8 @@ from run_tools.jsonl import read_jsonl
 
 SPLITS = ("train", "validation", "test")
 RULES = ("lexperts", "seke")
+# length in words -> the least number, and the first number that is too many
+LENGTHS = {"under 300": (0, 300), "300 to 1,500": (300, 1500), "over 1,500": (1500, 10**9)}
 # how each set was labelled; the last two have test documents only
 STYLES = {
     "inspec": "phrases", "kp20k_sample": "authors", "semeval2010": "authors", "kpcrowd500": "words", "stackexchange": "tags",
@@ -59,6 +62,19 @@ class Documents:
         """The counts of each document behind `score`, see `by_document.encode`."""
         predictions = [[normalise(phrase["keyphrase"]) for phrase in document] for document in phrases]
         return encode(keyphrase_f1_by_document(predictions, self.gold[rules], k=CUTS))
+
+    def check_scores(self, phrases: list[list[dict]]) -> dict[str, dict]:
+        """What `describe_scores` says of the scores, for all documents and for those of each length that some have."""
+        words = [len(text.split()) for text in self.texts]
+        chosen = {"all": list(range(len(words)))}
+        for name, (least, limit) in LENGTHS.items():
+            chosen[name] = [i for i, number in enumerate(words) if least <= number < limit]
+        found = {}
+        for name, indices in chosen.items():
+            if indices:
+                pairs = match_to_gold([phrases[i] for i in indices], [self.gold["lexperts"][i] for i in indices])
+                found[name] = {"documents": len(indices), **describe_scores(*pairs)}
+        return found
 
 
 def describe_f1(scores: dict[str, float]) -> str:

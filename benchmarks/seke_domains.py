@@ -61,20 +61,20 @@ def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, di
     return folder, train_seke("default", folder, head, settings, **run)
 
 
-def count_documents(folder: Path, path: Path) -> dict[str, str]:
-    """The counts of each document of a file by the model of a run."""
+def read_set(folder: Path, path: Path) -> dict[str, dict]:
+    """The counts of each document of a file by the model of a run, and its scores by length."""
     documents = Documents(path)
-    extract = pipeline("keyphrase-extraction", model=str(folder))
-    return documents.count(extract(documents.texts, batch_size=16))
+    phrases = pipeline("keyphrase-extraction", model=str(folder))(documents.texts, batch_size=16)
+    return {"by_document": documents.count(phrases), "scores": documents.check_scores(phrases)}
 
 
 def measure(options, record: Record, left_out: str | None, head: str, seed: int) -> None:
-    """Adds the rows of one training; that of a set left out has the counts of each document."""
+    """Adds the rows of one training; that of a set left out has the counts of each document and its scores by length."""
     folder, result = train(options, left_out, head, seed)
     for name, scores in result["test_files"].items():
         name, _, style = name.partition(":")
         if left_out:
-            scores["by_document"] = count_documents(folder, data_file(options.data, name, "test"))
+            scores |= read_set(folder, data_file(options.data, name, "test"))
         record.add({"system": head, "left_out": left_out, "set": name, "style": style or None, "seed": seed, **scores})
         f1 = describe_f1(scores["seke"])
         print(f"{head} without {left_out}, seed {seed}, on {name}, style {style or 'none'}: {f1}", flush=True)

@@ -50,6 +50,7 @@ MAKERS = {
     "table:exhird_speed": exhird.exhird_speed,
     "table:all_sets": domains.all_sets,
     "table:left_out": domains.left_out,
+    "table:calibration": domains.calibration,
     "table:free_tools": peers.free_tools,
     "table:exported": domains.exported,
     "table:pipeline_profile": domains.pipeline_profile,

@@ -12,6 +12,7 @@ from .evaluation import gold_phrases
 from .words import normalise, stem_phrase
 
 TEMPERATURE_RANGE = (0.05, 20.0)  # the range that is searched
+CONFIDENT = 0.7  # scores above it are counted
 
 
 def expected_calibration_error(scores: ArrayLike, right: ArrayLike, bins: int = 10) -> float:
@@ -39,6 +40,30 @@ def reliability(scores: ArrayLike, right: ArrayLike, bins: int = 10) -> list[dic
         for mask in members
         if mask.any()
     ]
+
+
+def describe_scores(scores: ArrayLike, right: ArrayLike) -> dict[str, float | int | None]:
+    """Whether scores mean what they say.
+
+    Returns:
+        `phrases`, the number of scores; `mean_score`, and `right`, the share of phrases that is right; `calibration_error`;
+        `confident`, the number of scores above 0.7, and `confident_right`, the share of these that is right. Without a score, or
+        without a confident one, what has no value is `None`.
+
+    >>> describe_scores([0.9, 0.8, 0.1, 0.2], [True, False, False, False])["confident_right"]
+    0.5
+
+    Raises:
+        ValueError: if a score is not in [0, 1].
+    """
+    scores, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
+    confident = scores > CONFIDENT
+    row: dict[str, float | int | None] = {"phrases": len(scores), "confident": int(confident.sum())}
+    row |= dict.fromkeys(("mean_score", "right", "calibration_error", "confident_right"))
+    if len(scores):
+        row["calibration_error"] = expected_calibration_error(scores, right)
+        row |= {"mean_score": float(scores.mean()), "right": float(right.mean())}
+    return row | ({"confident_right": float(right[confident].mean())} if confident.any() else {})
 
 
 def fit_temperature(scores: ArrayLike, right: ArrayLike, steps: int = 100) -> float:

@@ -1,31 +1,17 @@
 """Tables of the default keyphrase model: all test sets, long documents, and the README's first screen."""
 
-import json
 from statistics import median
 
-from . import DOCS, RESULTS, grouped, load, page, table
+from . import DOCS, grouped, load, page, table
 from .peers import SETS, configurations, default_model, describe_lead, f1, label, peers, systems
 
 
-def training_run() -> dict:
-    """The results.json of the default model's training run."""
-    folder = RESULTS.parents[1] / "models" / "seke-minilm" / "lexperts_seke_minilm"
-    return json.loads((folder / "results.json").read_text(encoding="utf-8"))
-
-
-def confident(row: dict) -> str:
-    """The number of scores over 0.8, and the share that is right."""
-    return f"{row['confident']}, {100 * row['confident_right']:.0f}%" if row["confident"] else "none"
-
-
-def calibration(name: str, style: str) -> tuple[str, str]:
-    """The calibration error on a set without and with a style, and scores over 0.8, as the training run recorded them."""
-    rows = training_run()["test_files"]
-    if name not in rows:
-        return "not measured", ""
-    plain, styled = rows[name], rows[f"{name}:{style}"]
-    errors = ", ".join(f"{100 * row['calibration_error']:.1f}%" for row in (plain, styled))
-    return errors, confident(styled)
+def describe_scores(row: dict | None) -> str:
+    """The calibration error of some scores, and the number of those over 0.7 with the share that is right."""
+    if not row or row["calibration_error"] is None:
+        return "not measured"
+    over = f"{row['confident']:,}, {100 * row['confident_right']:.0f}%" if row["confident"] else "none"
+    return f"{100 * row['calibration_error']:.1f}%; {over}"
 
 
 def all_sets() -> str:
@@ -42,7 +28,7 @@ def all_sets() -> str:
         row = ours[name]
         scores = f1(row["unstyled"]["seke"]), row["style"], f1(row["styled"]["seke"])
         leads = (describe_lead(row["unstyled"], others, name, k) for k in (5, 10))
-        rows.append((SETS[name], f"{row['documents']:,}", *scores, *leads, *calibration(name, row["style"])))
+        rows.append((SETS[name], f"{row['documents']:,}", *scores, *leads))
     header = (
         "set",
         "documents",
@@ -52,7 +38,6 @@ def all_sets() -> str:
         "best free tool, F1@5: lead",
         "F1@10: lead",
     )
-    header += ("calibration error, without and with", "scores over 0.8 with the style: number, right")
     seconds = load("default_model")["results"]["first_result_seconds"]
     note = f"A new process prints its first keyphrases after {median(seconds):.1f} s (median of {len(seconds)}). "
     return page([title, "", *table(header, rows)], record, "default_model.py --data PATH", note)
@@ -70,19 +55,41 @@ def left_out() -> str:
     seeds = "" if max(map(len, found.values())) > 1 else ", one seed"
     title = (
         "F1@5 / F1@10 in per cent (rules `seke`) on whole test splits of models that were trained on the other four sets, one epoch of "
-        f"4,000 documents{seeds}. Scores over 0.8 and the calibration error are those of SEKE. The best free tool is that with the highest F1@5, on the [documents that it has read](#free-tools)."
+        f"4,000 windows{seeds}. The best free tool is that with the highest F1@5, on the [documents that it has read](#free-tools)."
     )
     rows = []
     for name, text in SETS.items():
         if ("moe_rnn", name) in found:
             row = found["moe_rnn", name][0]
             scores = (mean_f1(found.get((head, name))) for head in ("moe_rnn", "rnn"))
-            error = f"{100 * row['calibration_error']:.1f}%"
-            rows.append((text, *scores, *best_tool(row, others, name), error, confident(row)))
+            rows.append((text, *scores, *best_tool(row, others, name), describe_scores(row)))
     header = ("set left out", "SEKE", "BiLSTM without experts", "best free tool", "SEKE's lead, F1@5")
-    header += ("calibration error", "scores over 0.8: number, right")
+    header += ("calibration error; scores over 0.7: number, right",)
     lines = [title, "", *table(header, rows)]
     return page(lines, record, "seke_domains.py --data PATH --work FOLDER")
+
+
+def calibration() -> str:
+    """Whether scores mean what they say, by set and length: of the default model, of the one before, and with the set left out."""
+    record, before = load("default_model_sets"), load("default_model_before_sets")
+    old = {row["set"]: row["unstyled"]["scores"] for row in before["results"]}
+    left_out = {row["set"]: row.get("scores", {}) for row in load("seke_domains")["results"] if row["left_out"]}
+    title = (
+        "Calibration error of the first ten keyphrases of a document without a style, then the number of scores over 0.7 and the share of "
+        "these that is right. The error is the mean distance between score and share that is right, over ten bins of scores. The column "
+        "before is the earlier default model, which had no word classes and whose ranker was fitted on the crowd's single words, too, on the "
+        f"first {documents_of(before)}."
+    )
+    rows = []
+    for name, row in default_model().items():
+        styled, plain = row["styled"]["scores"], row["unstyled"]["scores"]
+        lengths = [length for length in plain if length != "all" or len(plain) != 2]
+        for length in lengths:
+            found = (old.get(name, {}), plain, styled, left_out.get(name, {}))
+            cells = (describe_scores(scores.get(length)) for scores in found)
+            rows.append((SETS[name], length, f"{plain[length]['documents']:,}", *cells))
+    header = ("set", "words of a document", "documents", "before", "default model", "with its style", "set left out")
+    return page([title, "", *table(header, rows)], record, "default_model.py --data PATH --only sets")
 
 
 def best_tool(row: dict, others: dict, name: str) -> tuple[str, str]:
@@ -156,7 +163,7 @@ def comparison() -> str:
     return "\n".join([
         *table(("F1@5 (%)", *shown), rows), "",
         f"The best of {', '.join(map(label, systems(others)))} is the one with the smallest distance to the default model without a style on the same documents, "
-        f"{documents_of(ours)}; the lead has a 95% interval. The first five sets are abstracts of papers, kpcrowd and duc2001 are news, "
+        f"on {documents_of(load('default_model_sets'))}; the lead has a 95% interval. The first five sets are abstracts of papers, kpcrowd and duc2001 are news, "
         "stackexchange are questions. kpcrowd has so many gold keyphrases that no F1@5 can exceed about "
         f"{100 * best_of_five(ours['kpcrowd500']['unstyled']['seke']):.0f}. The default model was trained on the training splits of "
         "inspec, kp20k, semeval2010, kpcrowd and stackexchange. Styles follow the annotators of a set, not its scores: `authors` for "
@@ -166,11 +173,11 @@ def comparison() -> str:
     ])  # fmt: skip
 
 
-def documents_of(ours: dict) -> str:
-    """On how many documents the default model was compared."""
-    if limited := {row["documents"] for row in ours.values() if row["limit"]}:
-        return f"on whole splits, or on the first {' or '.join(map(str, sorted(limited)))} documents"
-    return "on whole splits"
+def documents_of(record: dict) -> str:
+    """How many documents of each set were read."""
+    if limited := {row["limit"] for row in record["results"] if row["limit"]}:
+        return f"{' or '.join(map(str, sorted(limited)))} documents of each set"
+    return "whole splits"
 
 
 def best_of_five(scores: dict) -> float:

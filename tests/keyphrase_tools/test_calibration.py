@@ -9,6 +9,7 @@ from transformers import pipeline
 from keyphrase_tools.calibration import (
     calibrate,
     calibration_error,
+    describe_scores,
     expected_calibration_error,
     fit_temperature,
     match_to_gold,
@@ -157,3 +158,14 @@ def test_a_temperature_is_that_of_the_rankers_scores_and_measured_through_the_pi
         with pytest.raises(ValueError, match="ranker"):
             calibrate(extract, TEXTS, KEYPHRASES, **other)
     assert extract.model.config.keyphrase_temperature == T
+
+
+def test_scores_are_described_with_those_above_seven_tenths():
+    row = describe_scores([0.9, 0.75, 0.7, 0.1], [True, False, True, False])
+    assert (row["phrases"], row["confident"], row["confident_right"], row["right"]) == (4, 2, 0.5, 0.5)
+    assert row["mean_score"] == pytest.approx(0.6125)
+    assert row["calibration_error"] == pytest.approx((0.1 + abs(1.45 - 1) + 0.1) / 4)
+    assert describe_scores([], [])["calibration_error"] is None
+    assert describe_scores([0.2], [True])["confident_right"] is None
+    with pytest.raises(ValueError, match="score=nan"):
+        describe_scores([0.5, float("nan")], [True, True])

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from transformers import pipeline
 
-from keyphrase_tools.calibration import calibrate, calibration_error, expected_calibration_error, match_to_gold
+from keyphrase_tools.calibration import calibrate, calibration_error, describe_scores, match_to_gold
 from keyphrase_tools.evaluation import score_phrases
 from keyphrase_tools.labels import RULES
 from keyphrase_tools.ranking import fit_ranker
@@ -15,7 +15,6 @@ from run_tools.fingerprints import parse_named_path
 from .arguments import DataArguments
 from .data import Documents, parse_test_file
 
-CONFIDENT = 0.8  # scores above it are counted
 SHOWN = 10  # phrases of a document that the pipeline returns by default; their scores are the ones that users see
 OTHER_STYLES = 0.02  # share of a file of another style, where its own style has 1
 
@@ -154,8 +153,8 @@ def score_test_files(
     """Scores of each test file that was given as NAME=FILE or NAME:STYLE=FILE.
 
     Returns:
-        For each name, by both sets of rules, precision, recall and F1; the calibration error (`None` if no phrase was found), the
-        number of scores above 0.8, and the share of these that are right.
+        For each name, by both sets of rules, precision, recall and F1; and what `calibration.describe_scores` says of the scores that
+        users see.
     """
     results = {}
     names = [parse_named_path(file)[0] for file in args.test_files or [""]]
@@ -172,9 +171,5 @@ def score_file(phrases: list[list[dict]], documents: Documents, language: str | 
     """One entry of `score_test_files`."""
     gold = {rules: documents.gold_by(rules, language) for rules in RULES}
     shown = [of_document[:SHOWN] for of_document in phrases]
-    scores, right = (np.array(values) for values in match_to_gold(shown, gold["lexperts"], language))
-    confident = scores > CONFIDENT
     row = {rules: score_phrases(phrases, some_gold, language=language) for rules, some_gold in gold.items()}
-    row |= {"documents": len(phrases), "phrases": len(scores), "confident": int(confident.sum())}
-    row["calibration_error"] = expected_calibration_error(scores, right) if len(scores) else None
-    return row | {"confident_right": float(right[confident].mean()) if confident.any() else None}
+    return {**row, "documents": len(phrases), **describe_scores(*match_to_gold(shown, gold["lexperts"], language))}
