@@ -27,7 +27,7 @@ def expected_calibration_error(scores: ArrayLike, right: ArrayLike, bins: int = 
     scores, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
     validate_scores(scores)
     bin_of = np.minimum((scores * bins).astype(int), bins - 1)
-    return sum(abs((scores - right)[bin_of == b].sum()) for b in range(bins)) / len(scores)
+    return float(sum(abs((scores - right)[bin_of == b].sum()) for b in range(bins)) / len(scores))
 
 
 def reliability(scores: ArrayLike, right: ArrayLike, bins: int = 10) -> list[dict]:
