@@ -20,10 +20,20 @@ from .clean_text import clean_characters
 from .decoding import apply_temperature, is_phrase, mention_scores, tag_spans, word_tags
 from .diversity import diversify, phrase_vectors
 from .layout import begin_units, unit_numbers
-from .phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
+from .phrase_features import (
+    NAMES,
+    NAMES_WITH_SHAPE,
+    NAMES_WITH_SIMILARITY,
+    PhraseTable,
+    Words,
+    feature_names,
+    find_phrases,
+)
 from .phrase_shape import SHAPE
+from .phrase_similarity import FIELD as SIMILARITY_FIELD
+from .phrase_similarity import SIMILARITY
 from .terms import continued_words, join_probabilities, join_tags
-from .word_classes import FIELD
+from .word_classes import CLASSES, FIELD
 from .words import APOSTROPHES, check_language, split_phrase, stem, stem_phrase
 
 POSSESSIVES = tuple(f"{apostrophe}s" for apostrophe in APOSTROPHES)
@@ -33,19 +43,21 @@ class PhraseRanker:
     """P(keyphrase) = sigmoid(bias + sum of weight x feature).
 
     Args:
-        weights: for "bias" and each of NAMES, or of NAMES_WITH_SHAPE; and "gold", the number of gold keyphrases per expected one,
+        weights: for "bias" and each of NAMES, of NAMES_WITH_SHAPE, or of NAMES_WITH_SIMILARITY; and "gold", the number of gold keyphrases per expected one,
             which is above 1 since some are not among the candidates.
 
     Attributes:
         reads_shape: whether the ranker needs the classes of words.
+        reads_similarity: whether it also needs the similarity of phrases to their documents.
 
     Raises:
         ValueError: if a weight is missing, unknown, or not a finite number.
     """
 
     def __init__(self, weights: Mapping[str, float]):
-        self.reads_shape = not set(weights).isdisjoint(SHAPE)
-        names = NAMES_WITH_SHAPE if self.reads_shape else NAMES
+        self.reads_similarity = SIMILARITY in weights
+        self.reads_shape = self.reads_similarity or not set(weights).isdisjoint(SHAPE)
+        names = NAMES_WITH_SIMILARITY if self.reads_similarity else NAMES_WITH_SHAPE if self.reads_shape else NAMES
         if set(weights) != {"bias", "gold", *names}:
             wrong = sorted(set(weights) ^ {"bias", "gold", *names})
             raise ValueError(
@@ -82,7 +94,7 @@ class PhraseRanker:
         documents: Sequence[tuple[str, Words, np.ndarray]],
         language: str | None = "english",
         temperature: float | None = None,
-        classes: Sequence[np.ndarray] | None = None,
+        traits: Sequence[np.ndarray] | None = None,
     ) -> list["RankedPhrases"]:
         """Ranks the candidates of each document.
 
@@ -90,10 +102,12 @@ class PhraseRanker:
             documents: texts, their W words as `split_words` returns them, and the words' probabilities `(W, 3)`.
             language: of the stems, see `words.stem`.
             temperature: of the scores, see `decoding.apply_temperature`; it changes neither their order nor the best number.
-            classes: for each document those of its words, as in `find_phrases`; needed if `reads_shape`.
+            traits: for each document those of its words, as in `find_phrases`; needed if `reads_shape`.
         """
         ranked, read = [], [(words, p) for _, words, p in documents]
-        tables = find_phrases(read, language, classes if self.reads_shape else None)
+        if traits is not None and not self.reads_similarity:
+            traits = [of_document[:, : len(CLASSES)] for of_document in traits] if self.reads_shape else None
+        tables = find_phrases(read, language, traits)
         for (text, words, _), table in zip(documents, tables, strict=True):
             scores = self.probabilities(table.features).round(6)
             order = np.argsort(-scores, kind="stable")  # equal scores by their first mention
@@ -122,6 +136,11 @@ def read_rankers(config) -> dict[str | None, PhraseRanker]:
         raise ValueError(
             f"keyphrase_ranker has weights of noun phrases, for which the model needs {FIELD}. Fit both with "
             "keyphrase_tools.word_classes.fit_word_classes and ranking.fit_ranker."
+        )
+    if any(ranker.reads_similarity for ranker in rankers.values()) and getattr(config, SIMILARITY_FIELD, None) is None:
+        raise ValueError(
+            f"keyphrase_ranker has a weight of {SIMILARITY}, for which the model needs {SIMILARITY_FIELD}. Train with "
+            "--sentence-encoder again."
         )
     return rankers
 
@@ -347,7 +366,7 @@ def fit_ranker(
     groups: Sequence | None = None,
     shares: Mapping | None = None,
     language: str | None = "english",
-    classes: Sequence[np.ndarray] | None = None,
+    traits: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
     """The weights of a `PhraseRanker`, by logistic regression on documents that the model was not trained on.
 
@@ -357,7 +376,7 @@ def fit_ranker(
         groups: for each document, the group (such as the data set) that it belongs to.
         shares: for each group, the weight of all its candidates together; the same for each by default.
         language: of the stems by which phrases are compared, as in `labels.present_keyphrases`; save it as `config.keyphrase_language`.
-        classes: for each document those of its words, as in `find_phrases`, for a ranker that needs them.
+        traits: for each document those of its words, as in `find_phrases`, for a ranker that needs them.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -371,7 +390,7 @@ def fit_ranker(
     rows, right, group_of_row = [], [], []
     num_gold: dict = defaultdict(int)
     groups = [0] * len(documents) if groups is None else groups
-    tables = find_phrases(documents, check_language(language), classes)
+    tables = find_phrases(documents, check_language(language), traits)
     for (words, _), table, phrases, group in zip(documents, tables, gold, groups, strict=True):
         keys = {tuple(stem(word, language) for word in phrase.split()) for phrase in phrases}
         num_gold[group] += len(keys)
@@ -396,6 +415,5 @@ def fit_ranker(
     bias = regression.intercept_[0] - (weights * scaler.mean_).sum()
     # with an intercept, the expected number of keyphrases is the number of right candidates
     gold = sum(num_gold[group] * per_row[group] for group in num_gold) / (weight @ np.array(right))
-    names = NAMES if classes is None else NAMES_WITH_SHAPE
-    values = {"bias": bias, "gold": max(gold, 1.0), **dict(zip(names, weights, strict=True))}
+    values = {"bias": bias, "gold": max(gold, 1.0), **dict(zip(feature_names(traits), weights, strict=True))}
     return {name: round(float(value), 6) for name, value in values.items()}

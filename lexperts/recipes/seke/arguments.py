@@ -84,6 +84,11 @@ class DataArguments(ColumnArguments, SplitArguments):
         None,
         "spaCy pipeline that tells nouns, for a ranker that knows noun phrases, as en_core_web_sm; with --fit-ranker",
     )
+    sentence_encoder: str | None = option(
+        None,
+        "sentence-transformers model, as minilm, that tells how close a phrase is to its document, for the ranker; with --tagger",
+        kind="place",
+    )
     as_noun_phrases: list[str] | None = option(
         None,
         "styles that are never hidden: without a style, their documents count with the keyphrases that are noun phrases of two or "
@@ -114,6 +119,8 @@ class DataArguments(ColumnArguments, SplitArguments):
             )
         if self.tagger and not self.fit_ranker:
             raise UserError(f"--tagger {self.tagger} needs --fit-ranker true, since only a ranker reads word classes.")
+        if self.sentence_encoder and not self.tagger:
+            raise UserError(f"--sentence-encoder {self.sentence_encoder} needs --tagger, as en_core_web_sm.")
         if self.as_noun_phrases and not self.tagger:
             raise UserError(f"--as-noun-phrases {' '.join(self.as_noun_phrases)} needs --tagger, as en_core_web_sm.")
 
@@ -130,4 +137,4 @@ class RunArguments:
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments, RunArguments, RunFolderArguments, TRAINING)}
 # the YAML files in this folder, by the command that they are for
-CONFIGS = {"train": ("deberta_paper", "default", "minilm_cpu")}
+CONFIGS = {"train": ("deberta_paper", "default", "default_base", "minilm_cpu")}
