@@ -16,7 +16,7 @@ import numpy as np
 
 from .decoding import B, I, O, is_phrase
 from .layout import begin_units, unit_numbers
-from .phrase_shape import SHAPE, shape_features
+from .phrase_shape import SHAPE, noun_phrase_ends, shape_features
 from .phrase_similarity import SIMILARITY, similarities
 from .terms import continued_words, join_probabilities
 from .word_classes import CLASSES
@@ -183,7 +183,9 @@ def find_phrases(
     if not documents:
         return []
     words = WordArrays(documents, language)
-    found, lengths = find_mentions(words)
+    of_words = None if traits is None else np.concatenate(traits)
+    ends = None if of_words is None else noun_phrase_ends(words.units, words.allowed, of_words[:, : len(CLASSES)])
+    found, lengths = find_mentions(words, ends)
     if not lengths.size:
         none, size = np.zeros((0, 2), dtype=np.int64), len(feature_names(traits))
         return [PhraseTable(np.zeros((0, size)), np.zeros(1, dtype=np.int64), none, np.zeros(0))] * len(documents)
@@ -198,7 +200,6 @@ def find_phrases(
     found = Mentions(*(column[by_phrase] for column in found))
     bounds = np.append(np.searchsorted(phrase[by_phrase], np.arange(len(lengths))), len(phrase))
     first, lengths = first[order], lengths[order]
-    of_words = None if traits is None else np.concatenate(traits)
     features = phrase_features(found, bounds[:-1], first, lengths, words, of_words)
     cuts = np.searchsorted(first, words.starts)
     tables = []
@@ -210,12 +211,16 @@ def find_phrases(
     return tables
 
 
-def find_mentions(words: WordArrays) -> tuple[Mentions, np.ndarray]:
+def find_mentions(words: WordArrays, noun_phrase_end: np.ndarray | None = None) -> tuple[Mentions, np.ndarray]:
     """All mentions of probable phrases, and the number of words of each phrase.
 
     A phrase is probable if one of its mentions is: p(B) of the first word, p(I) of the others, and not p(I) of the word after
-    them, together MIN_PROBABILITY or more. Phrases are compared by the stems of their words.
+    them, together MIN_PROBABILITY or more; or if one is a noun phrase. Phrases are compared by the stems of their words.
+
+    Args:
+        noun_phrase_end (`(W,)`): the word after the noun phrase that begins with each word, or the word itself.
     """
+    end = np.arange(len(words.p)) if noun_phrase_end is None else noun_phrase_end
     num_stems = int(words.stems.max(initial=0)) + 1
     start = np.flatnonzero(words.allowed & words.may_begin)
     p, code = words.p[start], words.document[start] * num_stems + words.stems[start]
@@ -224,14 +229,15 @@ def find_mentions(words: WordArrays) -> tuple[Mentions, np.ndarray]:
     for n in range(1, MAX_WORDS + 1):
         if n > 1:
             spans = extend(spans, n, words, num_stems)
-        if n > 1 and not spans.seed.any():
+        if n > 1 and not (spans.seed | (end[spans.start] >= spans.start + n)).any():
             break
         last = spans.start + n - 1
         _, code = np.unique(spans.code, return_inverse=True)
         probability = spans.probability * (1 - words.after[last])
         numbers = np.full(code.max(initial=-1) + 1, -1)
         is_whole = words.may_end[last]
-        probable = np.unique(code[spans.seed & is_whole & (probability >= MIN_PROBABILITY)])
+        chosen = (spans.seed & (probability >= MIN_PROBABILITY)) | (end[spans.start] == spans.start + n)
+        probable = np.unique(code[is_whole & chosen])
         numbers[probable] = len(lengths) + np.arange(len(probable))
         phrase = np.where(is_whole, numbers[code], -1)
         function_word = words.functional[spans.start] | words.functional[last]
@@ -242,7 +248,7 @@ def find_mentions(words: WordArrays) -> tuple[Mentions, np.ndarray]:
         found.append(Mentions(*(column[phrase >= 0] for column in mentions)))
         lengths += [n] * len(probable)
         may_grow = np.zeros(len(numbers), dtype=bool)
-        may_grow[code[spans.seed]] = True
+        may_grow[code[spans.seed | (end[spans.start] > spans.start + n)]] = True
         spans = Spans(*(column[may_grow[code]] for column in spans._replace(code=code)))
     return Mentions(*map(np.concatenate, zip(*found, strict=True))), np.array(lengths, dtype=np.int64)
 

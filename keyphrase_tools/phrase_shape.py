@@ -41,6 +41,26 @@ def shape_features(
     }
 
 
+def noun_phrase_ends(units: np.ndarray, allowed: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """For each word the word after the longest noun phrase that begins with it, or the word itself if none does, `(W,)`.
+
+    A noun phrase consists of neighbours whose most probable class is noun or modifier, up to the last noun.
+
+    Args:
+        units, allowed, classes: as for `noun_phrases`.
+    """
+    ends, kind = np.arange(len(units)), classes.argmax(1)
+    inside = allowed & (kind != OTHER)
+    begins = inside.copy()
+    begins[1:] &= ~(inside[:-1] & (units[1:] == units[:-1]))
+    first, run = np.flatnonzero(begins), np.cumsum(begins) - 1
+    nouns = np.flatnonzero(inside & (kind == NOUN))
+    after = first.copy()
+    np.maximum.at(after, run[nouns], nouns + 1)
+    ends[first] = after
+    return ends
+
+
 def noun_phrases(
     start: np.ndarray, length: np.ndarray, units: np.ndarray, allowed: np.ndarray, classes: np.ndarray
 ) -> np.ndarray:

@@ -2,8 +2,8 @@
 """Ranks the phrases of a document: all that may be keyphrases by a ranker, those that are labelled, or the user's candidates; and
 selects those that are returned.
 
-`PhraseRanker` gives the probability that a phrase is a keyphrase, by logistic regression on the features of
-`phrase_features.find_phrases`. Its weights are few, are fitted on validation documents by `fit_ranker`, and are saved in the
+`PhraseRanker` gives the probability that a phrase is a keyphrase, by a logistic function of the features of
+`phrase_features.find_phrases`. Its weights are few, are fitted on validation documents by `ranker_fit.fit_ranker`, and are saved in the
 configuration as `keyphrase_ranker`. Without a ranker the score of a phrase is the mean probability of its words' labels.
 """
 
@@ -26,7 +26,6 @@ from .phrase_features import (
     NAMES_WITH_SIMILARITY,
     PhraseTable,
     Words,
-    feature_names,
     find_phrases,
 )
 from .phrase_shape import SHAPE
@@ -34,7 +33,7 @@ from .phrase_similarity import FIELD as SIMILARITY_FIELD
 from .phrase_similarity import SIMILARITY
 from .terms import continued_words, join_probabilities, join_tags
 from .word_classes import CLASSES, FIELD
-from .words import APOSTROPHES, check_language, split_phrase, stem, stem_phrase
+from .words import APOSTROPHES, split_phrase, stem, stem_phrase
 
 POSSESSIVES = tuple(f"{apostrophe}s" for apostrophe in APOSTROPHES)
 
@@ -62,13 +61,13 @@ class PhraseRanker:
             wrong = sorted(set(weights) ^ {"bias", "gold", *names})
             raise ValueError(
                 f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. Fit it again with "
-                "keyphrase_tools.ranking.fit_ranker, or set model.config.keyphrase_ranker = None."
+                "keyphrase_tools.ranker_fit.fit_ranker, or set model.config.keyphrase_ranker = None."
             )
         for name, value in weights.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
                 raise ValueError(
                     f"keyphrase_ranker has {name}={value!r}, which is not a finite number. Fit it again with "
-                    "keyphrase_tools.ranking.fit_ranker, or set model.config.keyphrase_ranker = None."
+                    "keyphrase_tools.ranker_fit.fit_ranker, or set model.config.keyphrase_ranker = None."
                 )
         self._bias, self._weights = weights["bias"], np.array([weights[name] for name in names])
         self._gold = weights["gold"]
@@ -135,7 +134,7 @@ def read_rankers(config) -> dict[str | None, PhraseRanker]:
     if any(ranker.reads_shape for ranker in rankers.values()) and getattr(config, FIELD, None) is None:
         raise ValueError(
             f"keyphrase_ranker has weights of noun phrases, for which the model needs {FIELD}. Fit both with "
-            "keyphrase_tools.word_classes.fit_word_classes and ranking.fit_ranker."
+            "keyphrase_tools.word_classes.fit_word_classes and ranker_fit.fit_ranker."
         )
     if any(ranker.reads_similarity for ranker in rankers.values()) and getattr(config, SIMILARITY_FIELD, None) is None:
         raise ValueError(
@@ -358,62 +357,3 @@ def without_nested(phrases: Sequence[dict], language: str | None = "english") ->
 def _contains(words: tuple[str, ...], part: tuple[str, ...]) -> bool:
     n = len(part)
     return any(words[i : i + n] == part for i in range(len(words) - n + 1))
-
-
-def fit_ranker(
-    documents: Sequence[tuple[Words, np.ndarray]],
-    gold: Sequence[Sequence[str]],
-    groups: Sequence | None = None,
-    shares: Mapping | None = None,
-    language: str | None = "english",
-    traits: Sequence[np.ndarray] | None = None,
-) -> dict[str, float]:
-    """The weights of a `PhraseRanker`, by logistic regression on documents that the model was not trained on.
-
-    Args:
-        documents: for each document, its words and their probabilities `(W, 3)`.
-        gold: for each document, the gold phrases, as `labels.present_keyphrases` returns them.
-        groups: for each document, the group (such as the data set) that it belongs to.
-        shares: for each group, the weight of all its candidates together; the same for each by default.
-        language: of the stems by which phrases are compared, as in `labels.present_keyphrases`; save it as `config.keyphrase_language`.
-        traits: for each document those of its words, as in `find_phrases`, for a ranker that needs them.
-
-    Raises:
-        ImportError: if scikit-learn is not installed.
-        ValueError: if the candidates are all right or all wrong.
-    """
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.preprocessing import StandardScaler
-    except ImportError as error:
-        raise ImportError("fit_ranker needs scikit-learn. Install it with: pip install lexperts[train]") from error
-    rows, right, group_of_row = [], [], []
-    num_gold: dict = defaultdict(int)
-    groups = [0] * len(documents) if groups is None else groups
-    tables = find_phrases(documents, check_language(language), traits)
-    for (words, _), table, phrases, group in zip(documents, tables, gold, groups, strict=True):
-        keys = {tuple(stem(word, language) for word in phrase.split()) for phrase in phrases}
-        num_gold[group] += len(keys)
-        for start, end in table.spans[table.bounds[:-1]]:
-            right.append(tuple(stem(word, language) for word, _, _ in words[start:end]) in keys)
-        rows.append(table.features)
-        group_of_row += [group] * len(table.features)
-    rows = np.concatenate(rows)
-    if len(set(right)) < 2:
-        raise ValueError(
-            f"{sum(right)} of {len(right)} candidates are gold keyphrases: a ranker cannot be fitted. Train the model longer, or "
-            "use more documents."
-        )
-    sizes = {group: group_of_row.count(group) for group in num_gold}
-    shares = {group: 1.0 if shares is None else shares[group] for group in num_gold}
-    per_row = {group: len(rows) * shares[group] / sum(shares.values()) / max(sizes[group], 1) for group in num_gold}
-    weight = np.array([per_row[group] for group in group_of_row])
-    scaler = StandardScaler().fit(rows)
-    regression = LogisticRegression(C=0.3, max_iter=2000)
-    regression.fit(scaler.transform(rows), right, sample_weight=weight)
-    weights = regression.coef_[0] / scaler.scale_
-    bias = regression.intercept_[0] - (weights * scaler.mean_).sum()
-    # with an intercept, the expected number of keyphrases is the number of right candidates
-    gold = sum(num_gold[group] * per_row[group] for group in num_gold) / (weight @ np.array(right))
-    values = {"bias": bias, "gold": max(gold, 1.0), **dict(zip(feature_names(traits), weights, strict=True))}
-    return {name: round(float(value), 6) for name, value in values.items()}

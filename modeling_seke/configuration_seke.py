@@ -61,7 +61,7 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
             `keyphrase_tools.calibration.calibrate`. With `None` scores are not changed.
         keyphrase_ranker (`dict[str, float]`, default `None`):
             Weights with which the keyphrase pipeline ranks phrases by all evidence of a document, and which make a score
-            the probability that the phrase is a keyphrase. Fitted by `keyphrase_tools.ranking.fit_ranker`.
+            the probability that the phrase is a keyphrase. Fitted by `keyphrase_tools.ranker_fit.fit_ranker`.
         style_rankers (`dict[str, dict[str, float]]`, default `None`):
             For each of `styles`, the weights that are used instead if this style is asked for.
         keyphrase_word_classes (`dict[str, list[float]]`, default `None`):

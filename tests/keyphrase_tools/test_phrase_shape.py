@@ -7,7 +7,8 @@ from transformers import pipeline
 
 from keyphrase_tools.phrase_features import NAMES, NAMES_WITH_SHAPE, find_phrases
 from keyphrase_tools.phrase_shape import noun_phrases
-from keyphrase_tools.ranking import PhraseRanker, fit_ranker
+from keyphrase_tools.ranker_fit import fit_ranker
+from keyphrase_tools.ranking import PhraseRanker
 from keyphrase_tools.word_classes import CLASSES, fit_word_classes, read_word_classes
 from keyphrase_tools.words import split_words
 

@@ -6,7 +6,8 @@ from transformers import pipeline
 
 from keyphrase_tools.phrase_features import NAMES_WITH_SIMILARITY, find_phrases
 from keyphrase_tools.phrase_similarity import read_similarity, similarities
-from keyphrase_tools.ranking import PhraseRanker, fit_ranker, read_rankers
+from keyphrase_tools.ranker_fit import fit_ranker
+from keyphrase_tools.ranking import PhraseRanker, read_rankers
 from keyphrase_tools.word_classes import CLASSES, read_word_traits
 from keyphrase_tools.words import split_words
 

@@ -12,7 +12,8 @@ from transformers import pipeline
 from keyphrase_tools.decoding import mention_scores
 from keyphrase_tools.layout import begin_units, unit_numbers
 from keyphrase_tools.phrase_features import INTERACTIONS, MAX_WORDS, MIN_PROBABILITY, NAMES, WordArrays, find_phrases
-from keyphrase_tools.ranking import PhraseRanker, fit_ranker
+from keyphrase_tools.ranker_fit import fit_ranker
+from keyphrase_tools.ranking import PhraseRanker
 from keyphrase_tools.terms import continued_words, join_probabilities
 from keyphrase_tools.words import split_words, stem
 

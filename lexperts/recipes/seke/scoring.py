@@ -8,7 +8,7 @@ from transformers import pipeline
 from keyphrase_tools.calibration import calibrate, calibration_error, describe_scores, match_to_gold
 from keyphrase_tools.evaluation import score_phrases
 from keyphrase_tools.labels import RULES
-from keyphrase_tools.ranking import fit_ranker
+from keyphrase_tools.ranker_fit import fit_ranker
 from keyphrase_tools.word_classes import FIELD
 from run_tools.fingerprints import parse_named_path
 
