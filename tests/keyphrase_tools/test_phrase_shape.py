@@ -6,11 +6,11 @@ import torch
 from transformers import pipeline
 
 from keyphrase_tools.phrase_features import NAMES, NAMES_WITH_SHAPE, find_phrases
-from keyphrase_tools.phrase_shape import noun_phrases
+from keyphrase_tools.phrase_shape import noun_phrase_ends, noun_phrases
 from keyphrase_tools.ranker_fit import fit_ranker
 from keyphrase_tools.ranking import PhraseRanker
 from keyphrase_tools.word_classes import CLASSES, fit_word_classes, read_word_classes
-from keyphrase_tools.words import split_words
+from keyphrase_tools.words import split_words, stem_phrase
 
 TEXT = "The old owl sees grey owls, and flies to the dark nest. Owls fly."
 WORDS = {"old": 1, "grey": 1, "dark": 1, "owl": 2, "owls": 2, "nest": 2}
@@ -179,3 +179,20 @@ def test_a_ranker_without_its_classes_is_refused(sharp_seke, tiny_tokenizer):
     with pytest.raises(ValueError, match="needs keyphrase_word_classes"):
         pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     model.config.keyphrase_ranker = None
+
+
+def test_a_noun_phrase_is_a_candidate_whatever_its_labels():
+    words = split_words(TEXT)
+    nothing = np.tile([0.999, 0.0005, 0.0005], (len(words), 1))
+    (without,) = find_phrases([(words, nothing)])
+    assert not len(without.features)
+    (table,) = find_phrases([(words, nothing)], traits=[classes_of(words)])
+    found = {stem_phrase(" ".join(word for word, _, _ in words[a:b])) for a, b in table.spans}
+    assert found == {"old owl", "grey owl", "dark nest", "owl"}
+
+
+def test_noun_phrases_end_with_their_last_noun_and_do_not_pass_a_line():
+    classes = np.eye(3)[[1, 2, 1, 0, 2, 2, 2, 1]]
+    units = np.array([0, 0, 0, 0, 0, 0, 1, 1])
+    assert noun_phrase_ends(units, np.ones(8, dtype=bool), classes).tolist() == [2, 1, 2, 3, 6, 5, 7, 7]
+    assert noun_phrase_ends(units, np.array([1, 0, 1, 1, 1, 1, 1, 1], dtype=bool), classes)[0] == 0
