@@ -6,7 +6,7 @@ Each of five training sets is left out in turn: `lexperts train seke default` tr
 validation documents, and is scored on the test documents of the set left out. The last model is trained on all five and scored on
 all seven test sets, of which two (krapivin, nus) have no training documents, without and with the style of each. No test document is
 used for any choice. Whole papers of a set are in training with it, and the crowd's keyphrases count without a style if they are noun
-phrases by a spaCy pipeline, which `--tagger` names; `--sentence_encoder` names the teacher of similarities. Rows in results/seke_domains.json and runs in the work folder are reused if their
+phrases by a spaCy pipeline, which `--tagger` names. Rows in results/seke_domains.json and runs in the work folder are reused if their
 settings, data and versions are the same. What to compare with is measured by `keyphrase_peers.py`.
 """
 
@@ -53,7 +53,6 @@ def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, di
         "test_files": [f"{name}={path}" for name, path in zip(tests, files["test_files"], strict=True)],
         "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
         "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1, "tagger": options.tagger,
-        "sentence_encoder": options.sentence_encoder,
     }  # fmt: skip
     if apart := [STYLES[name] for name in names if name == CROWD]:
         settings["as_noun_phrases"] = apart
@@ -90,9 +89,6 @@ def main():
     parser.add_argument(
         "--tagger", default=TAGGER, help="spaCy pipeline for --tagger of the recipe; default: %(default)s"
     )
-    parser.add_argument(
-        "--sentence_encoder", default="minilm", help="for --sentence-encoder of the recipe; default: %(default)s"
-    )
     parser.add_argument("--epochs", type=float, default=3, help="of the model that is trained on all sets")
     parser.add_argument(
         "--left_out_epochs", type=float, default=1, help="of the models that are trained on all sets but one"
@@ -104,7 +100,6 @@ def main():
         "left_out_epochs": options.left_out_epochs,
         "data": data,
         "tagger": options.tagger,
-        "sentence_encoder": options.sentence_encoder,
     }
     record = Record(options.name, overwrite=options.overwrite, **settings)
     left_out = [None if name == "none" else name for name in options.left_out]

@@ -53,12 +53,12 @@ class Block:
         """Adds what the model has computed for a window.
 
         Args:
-            values: `probabilities` `(S, 3)`, and if they were computed `tags` `(S,)`, `traits` `(S, T)`, `states` `(S, d)` and
+            values: `probabilities` `(S, 3)`, and if they were computed `tags` `(S,)`, `classes` `(S, 3)`, `states` `(S, d)` and
                 `gates` `(S, E)`.
         """
         number = window.document
         words, tokens = self.probabilities.add(
-            window, values["probabilities"], values.get("tags"), values.get("traits")
+            window, values["probabilities"], values.get("tags"), values.get("classes")
         )
         if self.states is not None:
             self.states.add(number, words, {name: of_window[tokens] for name, of_window in values.items()})

@@ -17,9 +17,7 @@ import numpy as np
 from .decoding import B, I, O, is_phrase
 from .layout import begin_units, unit_numbers
 from .phrase_shape import SHAPE, noun_phrase_ends, shape_features
-from .phrase_similarity import SIMILARITY, similarities
 from .terms import continued_words, join_probabilities
-from .word_classes import CLASSES
 from .words import stem
 
 MAX_WORDS = 5  # per phrase
@@ -37,8 +35,6 @@ NAMES = (*FEATURES, *(f"{a} x {b}" for a, b in INTERACTIONS))
 # of a model with word classes
 SHAPE_INTERACTIONS = tuple(("document", name) for name in SHAPE)
 NAMES_WITH_SHAPE = (*NAMES, *SHAPE, *(f"{a} x {b}" for a, b in SHAPE_INTERACTIONS))
-# of one that also knows the similarity to the document
-NAMES_WITH_SIMILARITY = (*NAMES_WITH_SHAPE, SIMILARITY, f"document x {SIMILARITY}")
 IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = (
     1,
     2,
@@ -63,7 +59,7 @@ class PhraseTable(NamedTuple):
     """The phrases of one document, in the order of their first mentions.
 
     Attributes:
-        features (`(C, F)`): by `feature_names`.
+        features (`(C, F)`): by NAMES, or with word classes by NAMES_WITH_SHAPE.
         bounds (`(C + 1,)`): phrase c has the mentions from `bounds[c]` to `bounds[c + 1]`.
         spans (`(M, 2)`): the words of each mention, from the first to the one after the last.
         scores (`(M,)`): the mean probability of each mention's labels, as `decoding.mention_scores`.
@@ -161,33 +157,26 @@ class WordArrays:
         self.continued = np.where(ends_unit, False, np.append(self.continues[1:], False)[: len(facts)])
 
 
-def feature_names(traits: Sequence[np.ndarray] | None) -> tuple[str, ...]:
-    """The names of the features of phrases whose words have such traits."""
-    if traits is None:
-        return NAMES
-    return NAMES_WITH_SHAPE if traits[0].shape[1] == len(CLASSES) else NAMES_WITH_SIMILARITY
-
-
 def find_phrases(
     documents: Sequence[tuple[Words, np.ndarray]],
     language: str | None = "english",
-    traits: Sequence[np.ndarray] | None = None,
+    classes: Sequence[np.ndarray] | None = None,
 ) -> list[PhraseTable]:
     """The phrases of each document.
 
     Args:
         documents: the W words of each, and their probabilities `(W, 3)` of O, B and I.
         language: of the stems by which phrases are compared, see `words.stem`.
-        traits: for each document those of its words `(W, T)`, see `word_classes.read_word_traits`.
+        classes: for each document the probabilities `(W, 3)` of its words' classes, see `word_classes`.
     """
     if not documents:
         return []
     words = WordArrays(documents, language)
-    of_words = None if traits is None else np.concatenate(traits)
-    ends = None if of_words is None else noun_phrase_ends(words.units, words.allowed, of_words[:, : len(CLASSES)])
+    of_words = None if classes is None else np.concatenate(classes)
+    ends = None if of_words is None else noun_phrase_ends(words.units, words.allowed, of_words)
     found, lengths = find_mentions(words, ends)
     if not lengths.size:
-        none, size = np.zeros((0, 2), dtype=np.int64), len(feature_names(traits))
+        none, size = np.zeros((0, 2), dtype=np.int64), len(NAMES if classes is None else NAMES_WITH_SHAPE)
         return [PhraseTable(np.zeros((0, size)), np.zeros(1, dtype=np.int64), none, np.zeros(0))] * len(documents)
     # phrases by first mention, the shorter first; mentions by phrase
     first = np.full(len(lengths), len(words.p))
@@ -277,18 +266,16 @@ def phrase_features(
     first: np.ndarray,
     lengths: np.ndarray,
     words: WordArrays,
-    traits: np.ndarray | None = None,
+    classes: np.ndarray | None = None,
 ) -> np.ndarray:
     """The features `(C, F)` of phrases.
 
     Args:
         found: the mentions, phrase by phrase.
         bounds, first, lengths (`(C,)`): the index of each phrase's first mention, the first word of it, and the number of words.
-        traits (`(W, T)`): of the words, if they are known.
+        classes (`(W, 3)`): of the words, if they are known.
     """
-    more: dict[str, np.ndarray] = {}
-    if traits is not None:
-        more |= shape_features(found, bounds, first, lengths, words, traits[:, : len(CLASSES)])
+    shape = {} if classes is None else shape_features(found, bounds, first, lengths, words, classes)
     best = {name: np.maximum.reduceat(getattr(found, name), bounds) for name in ("span", "labels", "inside")}
     document = words.document[first]
     first, num_words = first - words.starts[document], words.lengths[document]
@@ -315,12 +302,7 @@ def phrase_features(
         "begins": np.log1p(np.bincount(of_word, p[:, B], minlength=size))[document],
     }
     columns = [values[name] for name in FEATURES] + [values[a] * values[b] for a, b in INTERACTIONS]
-    columns += [*more.values(), *(values["document"] * value for value in more.values())]
-    if traits is not None and traits.shape[1] > len(CLASSES):
-        similarity = similarities(
-            found.start, found.length, bounds, words.document, words.allowed, traits[:, len(CLASSES) :]
-        )
-        columns += [similarity, values["document"] * similarity]
+    columns += [*shape.values(), *(values["document"] * value for value in shape.values())]
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
 
 

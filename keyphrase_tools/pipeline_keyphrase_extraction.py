@@ -35,7 +35,7 @@ from .token_classifiers import (
     without_hooks,
 )
 from .windows import Window, WordProbabilities, encode_windows
-from .word_classes import CLASSES, read_word_traits
+from .word_classes import read_word_classes
 from .words import check_language
 
 PREPROCESS_OPTIONS = ("on_long", "overlap", "max_length", "max_title_length")
@@ -158,8 +158,8 @@ class KeyphraseExtractionPipeline(TextPipeline):
         self._forward_names = set(inspect.signature(model.forward).parameters)
         self._model_decode: Any = getattr(model, "decode", None)
         self._pack_tokens: Any = getattr(model, "pack_tokens", None)
-        self._rankers, weights = read_rankers(self.model.config), read_word_traits(self.model.config)
-        self._word_traits = None if weights is None else tuple(map(torch.from_numpy, weights))
+        self._rankers, weights = read_rankers(self.model.config), read_word_classes(self.model.config)
+        self._word_classes = None if weights is None else tuple(map(torch.from_numpy, weights))
         self.reads_titles = "meta_mask" in self._forward_names
         self.joins_titles = not self.reads_titles or bool(getattr(self.model.config, "title_in_main", False))
 
@@ -357,8 +357,7 @@ class KeyphraseExtractionPipeline(TextPipeline):
             titles=[document.title for document in read] if self.reads_titles else None,
             max_title_length=max_title_length,
         )
-        num_traits = 0 if self._word_traits is None else len(self._word_traits[1])
-        probabilities = WordProbabilities([len(document.words) for document in read], num_traits)
+        probabilities = WordProbabilities([len(document.words) for document in read])
         return Block(read, windows, max_length, probabilities, first, style_id)
 
     def read_windows(
@@ -424,13 +423,12 @@ class KeyphraseExtractionPipeline(TextPipeline):
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False, with_gates: bool = False) -> dict:
         """`probabilities` `(n, S, 3)` of O, B and I in float32 for a padded batch. With `decode` also the `tags` `(n, S)` of a model
         that decodes them, `with_states` the backbone's last hidden `states` `(n, S, d)`, `with_gates` the router's probabilities
-        `(n, S, E)` as `gates`, if the model has experts, and of a model with word classes the words' `traits` `(n, S, T)`, see
-        `word_classes.read_word_traits`.
+        `(n, S, E)` as `gates`, if the model has experts, and of a model with word classes their probabilities, `classes` `(n, S, 3)`.
         """
         labels: Any = None
         outputs: Any = None
-        has_traits = self._word_traits is not None
-        batch = batch | ({"output_hidden_states": True} if with_states or has_traits else {})
+        classify = self._word_classes is not None
+        batch = batch | ({"output_hidden_states": True} if with_states or classify else {})
         if decode and callable(self._model_decode):
             labels, outputs = self._model_decode(**batch, return_outputs=True)  # -1 where no word begins
         outputs = outputs or self.model(**batch)
@@ -441,15 +439,13 @@ class KeyphraseExtractionPipeline(TextPipeline):
         results = {"probabilities": zeros.index_add(-1, tag_of_label, p)}
         if labels is not None:
             results["tags"] = torch.where(labels < 0, O, tag_of_label[labels.clamp(min=0)])
-        if with_states or has_traits:
+        if with_states or classify:
             states = last_states(outputs, type(self.model).__name__)
             if with_states:
                 results["states"] = states
-            if self._word_traits is not None:
-                weight, bias = self._word_traits = tuple(part.to(states.device) for part in self._word_traits)
-                traits = torch.nn.functional.linear(states, weight, bias)
-                traits[..., : len(CLASSES)] = traits[..., : len(CLASSES)].softmax(-1)
-                results["traits"] = traits
+            if self._word_classes is not None:
+                weight, bias = self._word_classes = tuple(part.to(states.device) for part in self._word_classes)
+                results["classes"] = torch.nn.functional.linear(states, weight, bias).softmax(-1)
         if with_gates and getattr(outputs, "router_logits", None) is not None:
             results["gates"] = outputs.router_logits.float().softmax(-1)
         return results
@@ -467,6 +463,6 @@ class KeyphraseExtractionPipeline(TextPipeline):
         if ranker is not None:
             read = [block.documents[number] for number in numbers]
             words = [(document.text, document.words, p) for document, p in zip(read, found, strict=True)]
-            traits = [block.probabilities.traits(number) for number in numbers] if ranker.reads_shape else None
-            ranked = ranker.rank(words, language, temperature, traits)
+            classes = [block.probabilities.classes(number) for number in numbers] if ranker.reads_shape else None
+            ranked = ranker.rank(words, language, temperature, classes)
         return [select_phrases(block, *one, **options) for one in zip(numbers, found, ranked, strict=True)]

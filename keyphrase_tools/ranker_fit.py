@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .phrase_features import NAMES, Words, feature_names, find_phrases
+from .phrase_features import NAMES, NAMES_WITH_SHAPE, Words, find_phrases
 from .words import check_language, stem
 
 DECAY = 0.4
@@ -32,7 +32,7 @@ def fit_ranker(
     groups: Sequence | None = None,
     shares: Mapping | None = None,
     language: str | None = "english",
-    traits: Sequence[np.ndarray] | None = None,
+    classes: Sequence[np.ndarray] | None = None,
 ) -> dict[str, float]:
     """The weights of a `PhraseRanker`.
 
@@ -42,7 +42,7 @@ def fit_ranker(
         groups: for each document, the group (such as the data set) that it belongs to.
         shares: for each group, the weight of all its documents together; the same for each by default.
         language: of the stems by which phrases are compared, as in `labels.present_keyphrases`; save it as `config.keyphrase_language`.
-        traits: for each document those of its words, as in `find_phrases`, for a ranker that needs them.
+        classes: for each document those of its words, as in `find_phrases`, for a ranker that needs them.
 
     Raises:
         ImportError: if scikit-learn is not installed.
@@ -53,7 +53,7 @@ def fit_ranker(
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:
         raise ImportError("fit_ranker needs scikit-learn. Install it with: pip install lexperts[train]") from error
-    tables = find_phrases(documents, check_language(language), traits)
+    tables = find_phrases(documents, check_language(language), classes)
     right_of = [
         right_phrases(words, table, of, language) for (words, _), table, of in zip(documents, tables, gold, strict=True)
     ]
@@ -87,7 +87,8 @@ def fit_ranker(
     # with an intercept, the expected number of keyphrases is the number of right candidates
     num_gold = [len({tuple(stem(word, language) for word in phrase.split()) for phrase in of}) for of in gold]
     values = {"bias": bias, "gold": max(float(per_phrase @ num_gold / (weight @ right)), 1.0)}
-    values |= dict(zip(feature_names(traits), weights, strict=True))
+    names = NAMES if classes is None else NAMES_WITH_SHAPE
+    values |= dict(zip(names, weights, strict=True))
     return {name: round(float(value), 6) for name, value in values.items()}
 
 

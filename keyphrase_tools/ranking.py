@@ -20,19 +20,10 @@ from .clean_text import clean_characters
 from .decoding import apply_temperature, is_phrase, mention_scores, tag_spans, word_tags
 from .diversity import diversify, phrase_vectors
 from .layout import begin_units, unit_numbers
-from .phrase_features import (
-    NAMES,
-    NAMES_WITH_SHAPE,
-    NAMES_WITH_SIMILARITY,
-    PhraseTable,
-    Words,
-    find_phrases,
-)
+from .phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
 from .phrase_shape import SHAPE
-from .phrase_similarity import FIELD as SIMILARITY_FIELD
-from .phrase_similarity import SIMILARITY
 from .terms import continued_words, join_probabilities, join_tags
-from .word_classes import CLASSES, FIELD
+from .word_classes import FIELD
 from .words import APOSTROPHES, split_phrase, stem, stem_phrase
 
 POSSESSIVES = tuple(f"{apostrophe}s" for apostrophe in APOSTROPHES)
@@ -42,21 +33,19 @@ class PhraseRanker:
     """P(keyphrase) = sigmoid(bias + sum of weight x feature).
 
     Args:
-        weights: for "bias" and each of NAMES, of NAMES_WITH_SHAPE, or of NAMES_WITH_SIMILARITY; and "gold", the number of gold keyphrases per expected one,
+        weights: for "bias" and each of NAMES, or of NAMES_WITH_SHAPE; and "gold", the number of gold keyphrases per expected one,
             which is above 1 since some are not among the candidates.
 
     Attributes:
         reads_shape: whether the ranker needs the classes of words.
-        reads_similarity: whether it also needs the similarity of phrases to their documents.
 
     Raises:
         ValueError: if a weight is missing, unknown, or not a finite number.
     """
 
     def __init__(self, weights: Mapping[str, float]):
-        self.reads_similarity = SIMILARITY in weights
-        self.reads_shape = self.reads_similarity or not set(weights).isdisjoint(SHAPE)
-        names = NAMES_WITH_SIMILARITY if self.reads_similarity else NAMES_WITH_SHAPE if self.reads_shape else NAMES
+        self.reads_shape = not set(weights).isdisjoint(SHAPE)
+        names = NAMES_WITH_SHAPE if self.reads_shape else NAMES
         if set(weights) != {"bias", "gold", *names}:
             wrong = sorted(set(weights) ^ {"bias", "gold", *names})
             raise ValueError(
@@ -93,7 +82,7 @@ class PhraseRanker:
         documents: Sequence[tuple[str, Words, np.ndarray]],
         language: str | None = "english",
         temperature: float | None = None,
-        traits: Sequence[np.ndarray] | None = None,
+        classes: Sequence[np.ndarray] | None = None,
     ) -> list["RankedPhrases"]:
         """Ranks the candidates of each document.
 
@@ -101,12 +90,10 @@ class PhraseRanker:
             documents: texts, their W words as `split_words` returns them, and the words' probabilities `(W, 3)`.
             language: of the stems, see `words.stem`.
             temperature: of the scores, see `decoding.apply_temperature`; it changes neither their order nor the best number.
-            traits: for each document those of its words, as in `find_phrases`; needed if `reads_shape`.
+            classes: for each document those of its words, as in `find_phrases`; needed if `reads_shape`.
         """
         ranked, read = [], [(words, p) for _, words, p in documents]
-        if traits is not None and not self.reads_similarity:
-            traits = [of_document[:, : len(CLASSES)] for of_document in traits] if self.reads_shape else None
-        tables = find_phrases(read, language, traits)
+        tables = find_phrases(read, language, classes if self.reads_shape else None)
         for (text, words, _), table in zip(documents, tables, strict=True):
             scores = self.probabilities(table.features).round(6)
             order = np.argsort(-scores, kind="stable")  # equal scores by their first mention
@@ -135,11 +122,6 @@ def read_rankers(config) -> dict[str | None, PhraseRanker]:
         raise ValueError(
             f"keyphrase_ranker has weights of noun phrases, for which the model needs {FIELD}. Fit both with "
             "keyphrase_tools.word_classes.fit_word_classes and ranker_fit.fit_ranker."
-        )
-    if any(ranker.reads_similarity for ranker in rankers.values()) and getattr(config, SIMILARITY_FIELD, None) is None:
-        raise ValueError(
-            f"keyphrase_ranker has a weight of {SIMILARITY}, for which the model needs {SIMILARITY_FIELD}. Train with "
-            "--sentence-encoder again."
         )
     return rankers
 

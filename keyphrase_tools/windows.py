@@ -197,13 +197,12 @@ class WordProbabilities:
 
     Args:
         lengths: the number of words of each document.
-        num_traits: T, of `word_classes.read_word_traits`.
     """
 
-    def __init__(self, lengths: Sequence[int], num_traits: int = 0):
+    def __init__(self, lengths: Sequence[int]):
         self._probabilities = [np.tile(np.array([1.0, 0.0, 0.0]), (length, 1)) for length in lengths]
         self._tags: list[Any] = [None] * len(lengths)  # (W,) for documents with decoded labels
-        self._traits = [np.zeros((length, num_traits), dtype=np.float32) for length in lengths]
+        self._classes = [np.zeros((length, 3), dtype=np.float32) for length in lengths]
         self._distance = [np.full(length, -1) for length in lengths]
         self._window = [np.full(length, FAR) for length in lengths]
         self._joined = [set() for _ in lengths]
@@ -213,7 +212,7 @@ class WordProbabilities:
         window: Window,
         probabilities: np.ndarray,
         tags: np.ndarray | None = None,
-        traits: np.ndarray | None = None,
+        classes: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Adds the outputs for a window, without padding.
 
@@ -222,8 +221,7 @@ class WordProbabilities:
             probabilities (`(S, 3)`): of O, B and I for its sub-tokens.
             tags (`(S,)`): 0, 1 or 2, chosen by a model that decodes a sequence, such as a CRF. Pass them for all windows or
                 for none.
-            traits (`(S, T)`): probabilities of the classes of `word_classes`, and the values of `phrase_similarity`; for all
-                windows or for none.
+            classes (`(S, 3)`): probabilities of the classes of `word_classes`; for all windows or for none.
 
         Returns:
             The words `(n,)` whose values are now those of this window, and the sub-tokens `(n,)` that have these values.
@@ -241,8 +239,8 @@ class WordProbabilities:
             if self._tags[number] is None:
                 self._tags[number] = np.zeros(len(best), dtype=np.int64)
             self._tags[number][words] = tags[begins]
-        if traits is not None:
-            self._traits[number][words] = traits[begins]
+        if classes is not None:
+            self._classes[number][words] = classes[begins]
         return words, begins
 
     def document(self, number: int) -> np.ndarray:
@@ -260,12 +258,12 @@ class WordProbabilities:
                 tags[w] = 2 if tags[w - 1] else 0
         return tags
 
-    def traits(self, number: int) -> np.ndarray:
-        """Traits `(W, T)`, by the same rule; a word in no window has zeros."""
-        traits = self._traits[number]
+    def classes(self, number: int) -> np.ndarray:
+        """Probabilities of classes `(W, 3)`, by the same rule; a word in no window has zeros."""
+        classes = self._classes[number]
         for w in self._continuations(number) if self._joined[number] else ():
-            traits[w] = traits[w - 1]
-        return traits
+            classes[w] = classes[w - 1]
+        return classes
 
     def is_read(self, number: int) -> np.ndarray:
         """Whether each word is in a window, `(W,)`; with truncation the words after the first window are not."""

@@ -9,9 +9,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .phrase_similarity import FIELD as SIMILARITY_FIELD
-from .phrase_similarity import read_similarity
-
 CLASSES = ("other", "modifier", "noun")
 OTHER, MODIFIER, NOUN = range(3)
 DIGITS = 5  # of a weight, relative to the largest
@@ -40,23 +37,6 @@ def read_word_classes(config) -> tuple[np.ndarray, np.ndarray] | None:
     if rows.shape[1] != size + 1:
         raise ValueError(f"{FIELD} has {rows.shape[1] - 1} weights for states of size {size}. {again}")
     return rows[:, 1:].astype(np.float32), rows[:, 0].astype(np.float32)
-
-
-def read_word_traits(config) -> tuple[np.ndarray, np.ndarray] | None:
-    """The weights `(T, d)` and biases `(T,)` of all linear layers on a word's state: those of the classes, and if the configuration has
-    them those of `phrase_similarity`; `None` if it has neither.
-
-    Raises:
-        ValueError: for wrong values, or if the configuration has the second without the first.
-    """
-    classes, similarity = read_word_classes(config), read_similarity(config)
-    if classes is None and similarity is not None:
-        raise ValueError(
-            f"{SIMILARITY_FIELD} needs {FIELD}. Train with --tagger, or set model.config.{SIMILARITY_FIELD} = None."
-        )
-    if classes is None or similarity is None:
-        return classes
-    return np.concatenate([classes[0], similarity[0]]), np.concatenate([classes[1], similarity[1]])
 
 
 def fit_word_classes(states: np.ndarray, classes: Sequence[int]) -> dict[str, list[float]]:

@@ -67,9 +67,6 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
         keyphrase_word_classes (`dict[str, list[float]]`, default `None`):
             Bias and weights of a linear layer on the backbone's states that tells nouns, their modifiers and other words apart,
             which `keyphrase_ranker` may use. Fitted by `keyphrase_tools.word_classes.fit_word_classes`.
-        keyphrase_similarity (`dict[str, list]`, default `None`):
-            Biases and weights of linear layers on the backbone's states that tell how close a phrase is to its document, which
-            `keyphrase_ranker` may use, see `keyphrase_tools.phrase_similarity`.
         id2label, label2id, num_labels:
             The labels; `O`, `B-KEY`, `I-KEY` by default.
 
@@ -110,7 +107,6 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     keyphrase_ranker: dict[str, float] | None = None
     style_rankers: dict[str, dict[str, float]] | None = None
     keyphrase_word_classes: dict[str, list[float]] | None = None
-    keyphrase_similarity: dict[str, list] | None = None
 
     def __post_init__(self, **kwargs):
         if self.id2label is None and self.label2id is None and "num_labels" not in kwargs:

@@ -32,7 +32,7 @@ def even(words):
 def shape_of(text, sure=0.9):
     """Phrase in lower case -> name of a feature -> its value."""
     words = split_words(text)
-    (table,) = find_phrases([(words, even(words))], traits=[classes_of(words, sure)])
+    (table,) = find_phrases([(words, even(words))], classes=[classes_of(words, sure)])
     first = table.spans[table.bounds[:-1]].tolist()
     names = [" ".join(word.lower() for word, _, _ in words[start:end]) for start, end in first]
     assert table.features.shape[1] == len(NAMES_WITH_SHAPE)
@@ -74,18 +74,18 @@ def test_a_phrase_does_not_go_on_over_a_unit_of_layout():
 def test_features_do_not_depend_on_the_batch():
     texts = [TEXT, "", "Owls fly to the nest of the old owl", TEXT.upper()]
     documents = [split_words(text) for text in texts]
-    together = find_phrases([(w, even(w)) for w in documents], traits=[classes_of(w) for w in documents])
+    together = find_phrases([(w, even(w)) for w in documents], classes=[classes_of(w) for w in documents])
     for words, found in zip(documents, together, strict=True):
-        (alone,) = find_phrases([(words, even(words))], traits=[classes_of(words)])
+        (alone,) = find_phrases([(words, even(words))], classes=[classes_of(words)])
         np.testing.assert_array_equal(found.features, alone.features)
 
 
 def test_the_fit_prefers_noun_phrases():
     words = split_words(TEXT)
     documents, gold = [(words, even(words))] * 20, [["old owl", "grey owl", "dark nest"]] * 20
-    weights = fit_ranker(documents, gold, traits=[classes_of(words)] * 20)
+    weights = fit_ranker(documents, gold, classes=[classes_of(words)] * 20)
     assert set(weights) == set(SHAPED) and PhraseRanker(weights).reads_shape
-    (ranked,) = PhraseRanker(weights).rank([(TEXT, *documents[0])], traits=[classes_of(words)])
+    (ranked,) = PhraseRanker(weights).rank([(TEXT, *documents[0])], classes=[classes_of(words)])
     assert {phrase["keyphrase"] for phrase in ranked.phrases(3)} == {"old owl", "grey owls", "dark nest"}
     assert set(fit_ranker(documents, gold)) == {"bias", "gold", *NAMES}
 
@@ -150,7 +150,7 @@ def test_the_pipeline_gives_the_same_alone_in_a_batch_and_in_windows(shaped):
         assert [p["keyphrase"] for p in found] == [p["keyphrase"] for p in expected]
         np.testing.assert_allclose([p["score"] for p in found], [p["score"] for p in expected], atol=1e-5)
     block = shaped.read([TEXT * 3], max_length=16)
-    classes = block.probabilities.traits(0)
+    classes = block.probabilities.classes(0)
     np.testing.assert_allclose(classes.sum(1), 1, atol=1e-5)
     assert len(block.windows) > 1
 
@@ -162,7 +162,7 @@ def test_classes_are_the_linear_layer_on_the_backbones_states(shaped):
     with torch.no_grad():
         states = shaped.model(**inputs, output_hidden_states=True).hidden_states[-1][0]
     expected = (states @ torch.from_numpy(weight).T + torch.from_numpy(bias)).softmax(-1)
-    found = shaped.read([TEXT]).probabilities.traits(0)
+    found = shaped.read([TEXT]).probabilities.classes(0)
     first = [next(i for i, offset in enumerate(offsets) if i and offset == start) for _, start, _ in words]
     np.testing.assert_allclose(found, expected[first].numpy(), atol=1e-5)
 
@@ -186,7 +186,7 @@ def test_a_noun_phrase_is_a_candidate_whatever_its_labels():
     nothing = np.tile([0.999, 0.0005, 0.0005], (len(words), 1))
     (without,) = find_phrases([(words, nothing)])
     assert not len(without.features)
-    (table,) = find_phrases([(words, nothing)], traits=[classes_of(words)])
+    (table,) = find_phrases([(words, nothing)], classes=[classes_of(words)])
     found = {stem_phrase(" ".join(word for word, _, _ in words[a:b])) for a, b in table.spans}
     assert found == {"old owl", "grey owl", "dark nest", "owl"}
 

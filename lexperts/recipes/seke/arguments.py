@@ -84,11 +84,6 @@ class DataArguments(ColumnArguments, SplitArguments):
         None,
         "spaCy pipeline that tells nouns, for a ranker that knows noun phrases, as en_core_web_sm; with --fit-ranker",
     )
-    sentence_encoder: str | None = option(
-        None,
-        "sentence-transformers model, as minilm, that tells how close a phrase is to its document, for the ranker; with --tagger",
-        kind="place",
-    )
     as_noun_phrases: list[str] | None = option(
         None,
         "styles that are never hidden: without a style, their documents count with the keyphrases that are noun phrases of two or "
@@ -119,8 +114,6 @@ class DataArguments(ColumnArguments, SplitArguments):
             )
         if self.tagger and not self.fit_ranker:
             raise UserError(f"--tagger {self.tagger} needs --fit-ranker true, since only a ranker reads word classes.")
-        if self.sentence_encoder and not self.tagger:
-            raise UserError(f"--sentence-encoder {self.sentence_encoder} needs --tagger, as en_core_web_sm.")
         if self.as_noun_phrases and not self.tagger:
             raise UserError(f"--as-noun-phrases {' '.join(self.as_noun_phrases)} needs --tagger, as en_core_web_sm.")
 

@@ -44,8 +44,7 @@ from .scoring import (
     score_test_files,
     score_test_set,
 )
-from .similarity import add_similarity
-from .word_classes import add_noun_phrases, add_word_classes, open_tagger, read_tagged
+from .word_classes import add_noun_phrases, add_word_classes, open_tagger
 
 HEAD = (
     "use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_intermediate_size", "expert_init",
@@ -242,10 +241,7 @@ def run(
     if data_args.fit_ranker:
         if data_args.tagger:
             tagger = open_tagger(data_args.tagger)
-            tagged = read_tagged(extract, documents["train"].texts, tagger, training_args.seed)
-            record["word_classes"] = add_word_classes(extract, tagged)
-            if data_args.sentence_encoder:
-                record["similarity"] = add_similarity(extract, tagged, data_args.sentence_encoder, training_args.seed)
+            record["word_classes"] = add_word_classes(extract, documents["train"].texts, tagger, training_args.seed)
             extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
         extract, record["ranker"] = add_rankers(extract, documents["validation"], data_args)
     elif data_args.calibrate:

@@ -90,12 +90,12 @@ def add_rankers(extract, validation: Documents, args: DataArguments):
     def read(indices: list[int], style: str | None) -> list:
         block = extract.read([some_texts[i] for i in indices], batch_size=16, style=style)
         found = block.probabilities
-        return [((d.words, found.document(i)), found.traits(i)) for i, d in enumerate(block.documents)]
+        return [((d.words, found.document(i)), found.classes(i)) for i, d in enumerate(block.documents)]
 
     def fit(styles: list[str], shares: dict) -> dict[str, float]:
-        documents, traits = zip(*with_styles(styles, read), strict=True)
+        documents, classes = zip(*with_styles(styles, read), strict=True)
         known = getattr(config, FIELD, None) is not None
-        return fit_ranker(documents, some_gold, groups, shares, language, traits if known else None)
+        return fit_ranker(documents, some_gold, groups, shares, language, classes if known else None)
 
     apart = args.as_noun_phrases or []
     together = {file: 0.0 if file[1] in apart else share for file, share in shares.items()}

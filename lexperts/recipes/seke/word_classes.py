@@ -1,7 +1,7 @@
 """A spaCy tagger as a teacher: which words are nouns, for the ranker, and which keyphrases are noun phrases, for models without a style."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from run_tools.errors import UserError
 
 from .data import Documents
 
-TEXTS = 600  # training documents, from which classes and similarities are learned
-HELD_OUT = 5  # one document in so many
+TEXTS = 400  # of the training documents, from which the classes are learned; one in five measures them
 TAGS = {"NOUN": NOUN, "PROPN": NOUN, "ADJ": MODIFIER}  # Universal Dependencies
 
 
@@ -94,52 +93,23 @@ def add_noun_phrases(documents: Documents, styles: Sequence[str], tagger, langua
     return Documents(texts, gold, files)
 
 
-def is_held_out(number: int) -> bool:
-    """Whether a document measures what is fitted to the others."""
-    return number % HELD_OUT == HELD_OUT - 1
+def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[str, float]:
+    """Fits a model's word classes to the tags of some of the texts, and saves them in its configuration.
 
-
-class TaggedDocument(NamedTuple):
-    """A document as the backbone and the tagger read it.
-
-    Attributes:
-        text, words: of the document.
-        states: the last hidden state `(d,)` of each word that the backbone has read, by the word's number.
-        classes (`(W,)`): of all words.
+    Returns:
+        `words`, the number of words that they were fitted to, and `accuracy` on those of other texts.
     """
-
-    text: str
-    words: Sequence[tuple[str, int, int]]
-    states: dict[int, np.ndarray]
-    classes: np.ndarray
-
-
-def read_tagged(extract, texts: Sequence[str], tagger, seed: int) -> list[TaggedDocument]:
-    """Some of the texts, in a random order."""
     order = np.random.default_rng(seed).permutation(len(texts))[:TEXTS]
     block = extract.preprocess([texts[i] for i in order])
     block.states = EveryState(len(block.documents))
     for _ in extract.read_windows(block, batch_size=16):
         pass
-    tags = classes_by_tags(tagger, block.documents)
-    return [
-        TaggedDocument(document.text, document.words, block.states.pop(number), classes)
-        for number, (document, classes) in enumerate(zip(block.documents, tags, strict=True))
-    ]
-
-
-def add_word_classes(extract, documents: Sequence[TaggedDocument]) -> dict[str, float]:
-    """Fits a model's word classes to the tags of four fifths of the documents, and saves them in its configuration.
-
-    Returns:
-        `words`, the number of words that they were fitted to, and `accuracy` on those of other texts.
-    """
     states, classes, held_out = [], [], []
-    for number, document in enumerate(documents):
-        for word, state in sorted(document.states.items()):
+    for number, tags in enumerate(classes_by_tags(tagger, block.documents)):
+        for word, state in sorted(block.states.pop(number).items()):
             states.append(state)
-            classes.append(int(document.classes[word]))
-            held_out.append(is_held_out(number))
+            classes.append(int(tags[word]))
+            held_out.append(number % 5 == 4)
     x, y, other = np.array(states, dtype=np.float32), np.array(classes), np.array(held_out, dtype=bool)
     setattr(extract.model.config, FIELD, fit_word_classes(x[~other], y[~other].tolist()))
     fitted = read_word_classes(extract.model.config)
