@@ -92,19 +92,19 @@ def add_rankers(extract, validation: Documents, args: DataArguments):
         found = block.probabilities
         return [((d.words, found.document(i)), found.classes(i)) for i, d in enumerate(block.documents)]
 
-    def fit(styles: list[str], shares: dict) -> dict[str, float]:
-        documents, classes = zip(*with_styles(styles, read), strict=True)
+    def fit(documents_and_classes: list, shares: dict) -> dict[str, float]:
+        documents, classes = zip(*documents_and_classes, strict=True)
         known = getattr(config, FIELD, None) is not None
         return fit_ranker(documents, some_gold, groups, shares, language, classes if known else None)
 
     apart = args.as_noun_phrases or []
     together = {file: 0.0 if file[1] in apart else share for file, share in shares.items()}
-    config.keyphrase_ranker = fit([""] * len(rows), together)
+    config.keyphrase_ranker = fit(with_styles([""] * len(rows), read), together)
     if styles := sorted({style for _, style in files if style}):
-        config.style_rankers = {}
+        config.style_rankers, with_their_styles = {}, with_styles([style for _, style in groups], read)
         for style in styles:
             own = {file: share * (1 if file[1] == style else OTHER_STYLES) for file, share in shares.items()}
-            config.style_rankers[style] = fit([style for _, style in groups], own)
+            config.style_rankers[style] = fit(with_their_styles, own)
     extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
     phrases = extract(texts, batch_size=16)
     pairs = [([phrases[i] for i in chosen], [gold[i] for i in chosen]) for chosen in by_file.values()]
