@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import pipeline
 
 from keyphrase_tools.input_documents import read_document
@@ -93,6 +94,7 @@ def test_a_tagger_that_cannot_be_used(name, message, tmp_path):
 
 
 def test_training_with_a_tagger_gives_a_ranker_that_reads_noun_phrases(backbone, tagger_folder, tmp_path):
+    """And without an epoch, a model gets a new ranker, and keeps its weights."""
     file = tmp_path / "train.jsonl"
     file.write_text("".join((CORPUS / "train.jsonl").read_text().splitlines(keepends=True)[:16]))
     options = [
@@ -111,6 +113,14 @@ def test_training_with_a_tagger_gives_a_ranker_that_reads_noun_phrases(backbone,
     assert set(config.style_rankers) == {"phrases", "words"} and np.isfinite(
         extract("The grey owls sleep.")[0]["score"]
     )
+    options += ["--start-from", tmp_path / "out", "--num-train-epochs", 0, "--ranker-joined", 4]
+    done = train(backbone, tmp_path / "again", *options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "again"))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "again")]
+    assert configs[0]["keyphrase_word_classes"] == configs[1]["keyphrase_word_classes"]
+    assert configs[0]["keyphrase_ranker"] != configs[1]["keyphrase_ranker"]
 
 
 @pytest.mark.parametrize(

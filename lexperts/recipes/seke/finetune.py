@@ -230,6 +230,8 @@ def run(
     """Trains, selects, scores and saves what `prepare` returned -> the record that is written to results.json."""
     trainer, documents, record = prepared
     train_or_resume(trainer, folder)
+    if trainer.state.best_metric is None:  # --num-train-epochs 0: the model of --start-from stays, and gets rankers
+        trainer.state.best_metric = trainer.evaluate()["eval_f1@10"]
     ran = training_summary(training_args, trainer.state)
     record["training"] |= ran
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
