@@ -5,7 +5,7 @@
 Each of five training sets is left out in turn: `lexperts train seke default` trains on the other four, fits its ranker on their
 validation documents, and is scored on the test documents of the set left out. The last model is trained on all five and scored on
 all seven test sets, of which two (krapivin, nus) have no training documents, without and with the style of each. No test document is
-used for any choice. Whole papers of a set are in training with it, and the crowd's keyphrases count without a style if they are noun
+used for any choice. Whole papers of a set are among the validation documents with it, and the crowd's keyphrases count without a style if they are noun
 phrases by a spaCy pipeline, which `--tagger` names. Rows in results/seke_domains.json and runs in the work folder are reused if their
 settings, data and versions are the same. What to compare with is measured by `keyphrase_peers.py`.
 """
@@ -36,20 +36,23 @@ import keyphrase_tools  # noqa: F401  (registers the pipeline)
 def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, dict]:
     """Trains on all sets but one, unless the folder holds the finished run; the folder, and its results.json."""
     names = [name for name in STYLES if name != left_out]
-    names += [whole for whole, name in WHOLE_PAPERS.items() if name != left_out]
+    names_of = {"train": names, "validation": names + [w for w, name in WHOLE_PAPERS.items() if name != left_out]}
     tests = {left_out: left_out}  # name in the results -> set
     if not left_out:
         tests = {name: name for name in STYLES_OF_TESTS}
         tests |= {f"{name}:{style}": name for name, style in STYLES_OF_TESTS.items()}
-    files = {f"{split}_files": [data_file(options.data, name, split) for name in names] for split in SPLITS[:2]}
+    files = {
+        f"{split}_files": [data_file(options.data, name, split) for name in names_of[split]] for split in SPLITS[:2]
+    }
     files["test_files"] = [data_file(options.data, name, "test") for name in tests.values()]
 
-    def with_styles(paths: list) -> list[str]:
-        return [f"{STYLE_OF_SET[name]}={path}" for name, path in zip(names, paths, strict=True)]
+    def with_styles(split: str) -> list[str]:
+        paths = files[f"{split}_files"]
+        return [f"{STYLE_OF_SET[name]}={path}" for name, path in zip(names_of[split], paths, strict=True)]
 
     settings = {
-        "train_files": with_styles(files["train_files"]),
-        "validation_files": with_styles(files["validation_files"]),
+        "train_files": with_styles("train"),
+        "validation_files": with_styles("validation"),
         "test_files": [f"{name}={path}" for name, path in zip(tests, files["test_files"], strict=True)],
         "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
         "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1, "tagger": options.tagger,
@@ -57,7 +60,7 @@ def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, di
     if apart := [STYLES[name] for name in names if name == CROWD]:
         settings["as_noun_phrases"] = apart
     folder = options.work / f"{head}-without-{left_out or 'none'}-{seed}"
-    run = {"overwrite": options.overwrite, **files, "styles": [STYLE_OF_SET[name] for name in names]}
+    run = {"overwrite": options.overwrite, **files, "styles": [STYLE_OF_SET[name] for name in names_of["validation"]]}
     return folder, train_seke("default", folder, head, settings, **run)
 
 

@@ -60,8 +60,9 @@ def systems(others: dict) -> list[str]:
 
 
 def documents_read(others: dict, system: str) -> str:
-    """The number of documents of each set that a tool has read, without those of smaller sets."""
-    return f"{max(row['documents'] for (name, _), row in others.items() if name == system):,}"
+    """The least and the largest limit of the documents of a set that a tool has read; without one it has read whole sets."""
+    limits = sorted({row["limit"] or row["documents"] for (name, _), row in others.items() if name == system})
+    return " to ".join(f"{limit:,}" for limit in limits[:: max(len(limits) - 1, 1)])
 
 
 def configurations() -> str:
