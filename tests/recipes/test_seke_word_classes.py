@@ -128,6 +128,7 @@ def test_training_with_a_tagger_gives_a_ranker_that_reads_noun_phrases(backbone,
     [
         (["--tagger", "en_core_web_sm"], "--fit-ranker true"),
         (["--as-noun-phrases", "words", "--fit-ranker", "true"], "needs --tagger"),
+        (["--num-train-epochs", "0"], "Pass that model by --start-from"),
     ],
 )
 def test_options_that_need_each_other(options, message, backbone, tmp_path):

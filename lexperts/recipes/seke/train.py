@@ -23,7 +23,7 @@ from statistics import mean, stdev
 from transformers import TrainingArguments
 
 from run_tools.backbones import resolve_backbone
-from run_tools.errors import RESUME
+from run_tools.errors import RESUME, UserError
 from run_tools.fingerprints import RECORD, fingerprint
 
 from ..common.arguments import command
@@ -104,6 +104,10 @@ def with_ablation_folder(model_args: ModelArguments, training_args: TrainingArgu
 
 def train(model_args, data_args, run_args, folder_args, training_args) -> None:
     """Runs the command."""
+    if training_args.max_steps <= 0 and not training_args.num_train_epochs and not model_args.start_from:
+        raise UserError(
+            "--num-train-epochs 0 gives a trained model new rankers. Pass that model by --start-from, or an epoch or more."
+        )
     rows = load_documents(data_args)  # before an earlier run is overwritten
     training_args = with_ablation_folder(model_args, training_args)
     output = training_args.output_dir
