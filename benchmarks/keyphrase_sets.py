@@ -18,7 +18,7 @@ from run_tools.jsonl import read_jsonl
 
 SPLITS = ("train", "validation", "test")
 RULES = ("lexperts", "seke")
-# length in words -> the least number, and the first number that is too many
+# range of a text's length -> its least number of words, and the first number that is too large
 LENGTHS = {"under 300": (0, 300), "300 to 1,500": (300, 1500), "over 1,500": (1500, 10**9)}
 # how each set was labelled; the last two have test documents only
 STYLES = {

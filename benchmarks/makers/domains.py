@@ -6,7 +6,7 @@ from . import DOCS, grouped, load, page, table
 from .peers import SETS, configurations, default_model, describe_lead, f1, label, peers, systems
 
 
-def describe_scores(row: dict | None) -> str:
+def calibration_cell(row: dict | None) -> str:
     """The calibration error of some scores, and the number of those over 0.7 with the share that is right."""
     if not row or row["calibration_error"] is None:
         return "not measured"
@@ -86,7 +86,7 @@ def calibration() -> str:
         lengths = [length for length in plain if length != "all" or len(plain) != 2]
         for length in lengths:
             found = (old.get(name, {}), plain, styled, left_out.get(name, {}))
-            cells = (describe_scores(scores.get(length)) for scores in found)
+            cells = (calibration_cell(scores.get(length)) for scores in found)
             rows.append((SETS[name], length, f"{plain[length]['documents']:,}", *cells))
     header = ("set", "words of a document", "documents", "before", "default model", "with its style", "set left out")
     return page([title, "", *table(header, rows)], record, "default_model.py --data PATH --only sets")
