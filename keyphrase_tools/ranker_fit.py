@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .phrase_features import NAMES, NAMES_WITH_SHAPE, Words, find_phrases
+from .phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
 from .words import check_language, stem
 
 DECAY = 0.4
@@ -54,8 +54,10 @@ def fit_ranker(
     except ImportError as error:
         raise ImportError("fit_ranker needs scikit-learn. Install it with: pip install lexperts[train]") from error
     tables = find_phrases(documents, check_language(language), classes)
+    keys_of = [{tuple(stem(word, language) for word in phrase.split()) for phrase in of} for of in gold]
     right_of = [
-        right_phrases(words, table, of, language) for (words, _), table, of in zip(documents, tables, gold, strict=True)
+        right_phrases(words, table, keys, language)
+        for (words, _), table, keys in zip(documents, tables, keys_of, strict=True)
     ]
     sizes = np.array([len(right) for right in right_of])
     features, right = np.concatenate([table.features for table in tables]), np.concatenate(right_of)
@@ -85,16 +87,15 @@ def fit_ranker(
     weights = w / scaler.scale_
     bias = regression.intercept_[0] - (weights * scaler.mean_).sum()
     # with an intercept, the expected number of keyphrases is the number of right candidates
-    num_gold = [len({tuple(stem(word, language) for word in phrase.split()) for phrase in of}) for of in gold]
+    num_gold = [len(keys) for keys in keys_of]
     values = {"bias": bias, "gold": max(float(per_phrase @ num_gold / (weight @ right)), 1.0)}
     names = NAMES if classes is None else NAMES_WITH_SHAPE
     values |= dict(zip(names, weights, strict=True))
     return {name: round(float(value), 6) for name, value in values.items()}
 
 
-def right_phrases(words: Words, table, gold: Sequence[str], language: str | None = "english") -> np.ndarray:
-    """Whether each phrase of a document has the stems of a gold phrase, `(C,)`."""
-    keys = {tuple(stem(word, language) for word in phrase.split()) for phrase in gold}
+def right_phrases(words: Words, table: PhraseTable, keys: set[tuple[str, ...]], language: str | None) -> np.ndarray:
+    """Whether the stems of each phrase of a document are among those of its gold phrases, `(C,)`."""
     spans = table.spans[table.bounds[:-1]]
     return np.array([tuple(stem(word, language) for word, _, _ in words[a:b]) in keys for a, b in spans], dtype=bool)
 
