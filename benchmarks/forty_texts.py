@@ -66,6 +66,7 @@ def main():
     extract = pipeline("keyphrase-extraction", **({"model": options.model} if options.model else {}))
     styles = [None, *(getattr(extract.model.config, "styles", None) or [])]
     found = {style or "without a style": extract(strings, style=style, top_k=TOP) for style in styles}
+    found["nested=False"] = extract(strings, nested=False, top_k=TOP)
     if options.yake:
         found["YAKE"] = yake_phrases(strings)
     rows = [{"system": system, **judge(texts, phrases)} for system, phrases in found.items()]

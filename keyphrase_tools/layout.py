@@ -3,11 +3,13 @@
 
 A text is divided by blank lines, headings, list markers, table cells, speaker labels, and dashes or slashes between blanks. A line
 break within a paragraph does not divide it, since texts from PDFs and e-mails have lines of a fixed width. Words of URLs, e-mail
-addresses and HTML tags are not read by people, and are in no phrase. Decoding, candidates, the ranker and labels ask `unit_numbers`.
+addresses and HTML tags are not read by people, and are in no phrase, and so are those of a speaker's label that begins several lines and
+of an e-mail's header and signature. Decoding, candidates, the ranker and labels ask `unit_numbers`.
 """
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
@@ -24,12 +26,17 @@ _J = re.escape(JOINERS)
 _DASHES = re.compile(rf"[{_J}\t]+")
 _BLANKS = re.compile(r"[ \u00a0\u2000-\u200a]{3,}+(?=\S)")
 _NAME = r"[A-Z][\w.'\u2019-]*"
+_SPEAKER = rf"{_NAME}(?: (?:{_NAME}|[0-9]{{1,3}})){{0,3}}(?: \([^()\n]{{1,20}}\))?:(?=\s|$)"
+_SPEAKER_LINE = re.compile(rf"^[ \t]*+(?:\[?[0-9]{{1,2}}(?::[0-9]{{2}}){{1,2}}\]?\s++)?+({_SPEAKER})", re.MULTILINE)
+_SIGNATURE = re.compile(r"^-- ?+$\n(?:[^\S\n]*+\S.*+\n?){1,8}", re.MULTILINE)  # of an e-mail, to the next blank line
+_FIELD = r"^([A-Z][A-Za-z-]*+):[^\n]*+(?:\n[ \t]++\S[^\n]*+)*+(?:\n|\Z)"  # of an e-mail's header, with lines that continue it
+_FIELDS, _HEADER = re.compile(_FIELD, re.MULTILINE), re.compile(f"(?:{_FIELD}){{2,}}+", re.MULTILINE)
 _MARKER = re.compile(
     r"\s*(?:"
     rf"(?:[{_J}*+\u2022\u25e6\u25aa\u25cf\u25cb\u25a0\u25a1\u25ba\u2023\u2713\u2714\u00b7\u2043\u2014\u2015]+|#{{1,6}})\s+"  # bullets, # headings
     r"|(?:\(?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)]|[0-9]{1,2}(?:\.[0-9]{1,2})+\.?)\s+"  # 1. a) (iv) 2.1
     r"|\[?[0-9]{4}-[0-9]{2}-[0-9]{2}|\[?[0-9]{1,2}:[0-9]{2}"  # times of logs and transcripts
-    rf"|{_NAME}(?: {_NAME}){{0,3}}(?: \([^()\n]{{1,20}}\))?:(?=\s|$)"  # speakers
+    rf"|{_SPEAKER}"
     r")"
 )
 _MARKER_BEGINS = frozenset(
@@ -71,7 +78,7 @@ def unit_numbers(words: Sequence) -> np.ndarray:
     if words.units is not None:
         return words.units
     text, size = words.text, len(words)
-    cuts, hidden = [*divisions(text)], hidden_spans(text)
+    cuts, hidden = [*divisions(text)], [*hidden_spans(text), *label_spans(text)]
     units = np.zeros(size, dtype=np.int64)
     if size and (cuts or hidden):
         starts, begins = [start for _, start, _ in words], [0] * (size + 1)
@@ -185,6 +192,20 @@ def hidden_spans(text: str) -> list[tuple[int, int]]:
         if before < 0 or spans[before][1] <= match.start():
             spans.append(match.span())
     return sorted(spans)
+
+
+def label_spans(text: str) -> Iterator[tuple[int, int]]:
+    """The spans of speakers' labels that begin two lines or more, and of the headers, but for their subjects, and signatures of e-mails."""
+    if "From:" in text:
+        for header in _HEADER.finditer(text):
+            fields = [*_FIELDS.finditer(text, *header.span())]
+            if any(field[1] == "From" for field in fields):
+                yield from (field.span() for field in fields if field[1] != "Subject")
+    lines = [*_SPEAKER_LINE.finditer(text)] if ":" in text else []
+    turns = Counter(line[1] for line in lines)
+    yield from (line.span(1) for line in lines if turns[line[1]] > 1)
+    if "--" in text:
+        yield from (signature.span() for signature in _SIGNATURE.finditer(text))
 
 
 def tag_spans(text: str) -> Iterator[tuple[int, int]]:

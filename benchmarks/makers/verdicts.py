@@ -20,7 +20,8 @@ def forty_texts() -> str:
     rows, kinds = [], {}
     for row in record["results"]:
         counts, name = row["all"], row["system"]
-        name = f'`style="{name}"`' if name not in ("without a style", "YAKE") else name
+        if name not in ("without a style", "YAKE"):
+            name = f"`{name}`" if "=" in name else f'`style="{name}"`'
         good = counts["good"] + counts["acceptable"]
         rows.append(
             (name, counts["phrases"], good, *(counts[verdict] for verdict in list(COLUMNS)[1:]), share(counts, *GOAL))
