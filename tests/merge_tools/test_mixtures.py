@@ -1,4 +1,4 @@
-"""Mixtures as models, compared with the dense experts and with a Mixtral built by hand; generation."""
+"""Mixtures as models, compared with the dense experts and with a Mixtral built by hand."""
 
 import json
 import os
@@ -93,19 +93,6 @@ def test_identical_experts_are_the_dense_model(experts, mixture, texts, dtype, l
         assert (other - dense)[real].abs().max() > 0.5
 
 
-@pytest.mark.parametrize("gate_mode", ["random", "zeros", "cheap_embed"])
-@pytest.mark.parametrize("format", ["mixtral", "lexicon"])
-def test_identical_experts_are_the_dense_model_with_any_gates(experts, mixture, texts, gate_mode, format):
-    dense = logits_of(open_model(experts(3, identical=True)[0]), **texts)
-    result, other = (
-        logits_of(open_model(mixture(identical, gate_mode=gate_mode, format=format)), **texts)
-        for identical in (True, False)
-    )
-    real = texts.attention_mask.bool()
-    assert_close(result[real], dense[real], atol=1e-5, rtol=1e-5)
-    assert (other - dense)[real].abs().max() > 0.5  # negative control
-
-
 def mixtral_by_hand(folders, gates, config):
     """Transformers' Mixtral filled with the dense experts' tensors, without our code."""
     model, dense = MixtralForCausalLM(config).eval(), [open_model(folder) for folder in folders]
@@ -134,69 +121,6 @@ def test_a_mixture_equals_a_mixtral_built_by_hand(experts, mixture, texts, k):
     assert_close(lexicon[real], result[real], atol=1e-5, rtol=1e-5)
     rolled = mixtral_by_hand([*folders[1:], folders[0]], gates, config)  # negative control: experts in another order
     assert (logits_of(rolled, **texts) - result)[real].abs().max() > 0.1
-
-
-WAYS = {"stock Mixtral": {}, **{name: {**p, "format": "lexicon"} for name, p in POLICIES.items()}}
-WAYS["token, every linear"] = {"router_layers": ALL_LINEARS}
-WAYS["sequence_hard, every linear"] = {"router_layers": ALL_LINEARS, "routing_policy": "sequence_hard"}
-each_way = pytest.mark.parametrize("way", WAYS)
-
-
-def write(model, inputs, **options):
-    """Generates eight tokens per row (and returned beam)."""
-    fixed = {"do_sample": False, "min_new_tokens": 8, "max_new_tokens": 8}
-    written = model.generate(**inputs, **fixed, **options)
-    return written[:, inputs["input_ids"].shape[1] :].tolist()
-
-
-def row(texts, i, policy):
-    """One text alone, without padding."""
-    real = texts.attention_mask[i].bool()
-    alone = {name: values[i : i + 1, real] for name, values in texts.items()}
-    return alone | {name: ids[i : i + 1] for name, ids in routed_by(policy).items()}
-
-
-@each_way
-def test_generation_is_equal_with_and_without_cache_and_batching(mixture, texts, way):
-    model = open_model(mixture(**WAYS[way]))
-    batch = {**texts, **routed_by(way)}
-    together = write(model, batch)
-    assert write(model, batch, use_cache=False) == together
-    for i in range(len(TEXTS)):
-        assert write(model, row(texts, i, way)) == [together[i]]
-    assert len({tuple(tokens) for tokens in together}) > 1
-    wrong = {**batch, "attention_mask": torch.ones_like(texts.attention_mask)}  # negative control: padding that is read
-    assert write(model, wrong) != together
-
-
-@each_way
-def test_beam_search_is_equal_with_and_without_cache_and_batching(mixture, texts, way):
-    model = open_model(mixture(**WAYS[way]))
-    batch, beams = {**texts, **routed_by(way)}, {"num_beams": 3, "num_return_sequences": 2}
-    together = write(model, batch, **beams)
-    assert write(model, batch, use_cache=False, **beams) == together
-    for i in range(len(TEXTS)):
-        assert write(model, row(texts, i, way), **beams) == together[2 * i : 2 * i + 2]
-    assert write(model, batch) != together[::2]  # negative control: beams find other texts
-
-
-@pytest.mark.parametrize("policy", ["sequence_hard", "domain with a gate"])
-def test_rows_of_a_batch_use_different_experts(mixture, texts, policy):
-    """Negative control: the policy does not route all texts to one expert."""
-    model = open_model(mixture(**WAYS[policy]))
-    with torch.no_grad():
-        chosen = model(**texts, output_router_logits=True).expert_index
-    assert len(chosen[0].unique()) > 1
-
-
-def test_domain_ids_choose_the_expert(experts, mixture, texts):
-    model = open_model(mixture(routing_policy="domain"))
-    one, other = (logits_of(model, **texts, domain_ids=torch.full((4,), e)) for e in (0, 2))
-    mixed = logits_of(model, **texts, domain_ids=torch.tensor([0, 2, 0, 2]))
-    real = texts.attention_mask.bool()
-    for i, expected in enumerate((one, other, one, other)):
-        assert_close(mixed[i][real[i]], expected[i][real[i]], atol=1e-5, rtol=1e-5)
-    assert (one - other)[real].abs().max() > 0.5
 
 
 OPEN = """
