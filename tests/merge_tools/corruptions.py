@@ -184,7 +184,6 @@ BROKEN = {
     "rope base": (rope(rope_theta=500000.0), "rope_theta is 500000.0 .10000.0 in birds.*--allow rope"),
     "rope base in the old spelling": (config(rope_parameters=None, rope_theta=1e6), "rope_theta is 1000000.0 .10000.0"),
     "rope type": (rope(rope_type="linear", factor=4.0), "factor is 4.0 .not set in birds.*rope_type is linear"),
-    "invalid rope": (config(rope_parameters="llama3"), "rope_parameters .*'llama3'"),
     "hidden size": (made(hidden_size=48), "hidden_size is 48 .32 in birds"),
     "intermediate size": (made(intermediate_size=96), "intermediate_size is 96 .64 in birds"),
     "layers": (made(num_hidden_layers=3), "num_hidden_layers is 3 .2 in birds"),
@@ -202,10 +201,7 @@ BROKEN = {
     "norms": (config(rms_norm_eps=1e-5), "rms_norm_eps is 1e-05 .1e-06 in birds"),
     "tied": (made(tied=True), "tie_word_embeddings is True .False in birds"),
     "model type": (config(model_type="gpt2"), f"model_type is 'gpt2'; .* {', '.join(FAMILIES)}"),
-    "no model type": (config(model_type=None), "model_type is None"),
     "no size": (config(hidden_size=None), "config.json: hidden_size is missing"),
-    "size as a string": (config(hidden_size="32"), "config.json: hidden_size .*'32'"),
-    "size of zero": (config(num_attention_heads=0), "config.json: num_attention_heads .* 0"),
     "NaN": (value(GATE, 0, float("nan")), f"'{GATE}' holds NaN"),
     "infinity": (value(GATE, -1, float("-inf")), f"'{GATE}' holds NaN or infinity"),
     "missing tensor": (tensors(lambda state: state.pop(GATE)), f"'{GATE}' is missing"),
@@ -288,6 +284,7 @@ def refused(root, recipe, pattern, out=None, **options):
     before = snapshot(root)
     errors = errors_of(check(recipe, out, **options))
     assert any(re.search(pattern, line) for line in errors), errors
+    assert all(line.isprintable() and len(line) < 1000 for line in errors), errors
     with nothing_written(), pytest.raises(MergeError) as refusal:
         compose(recipe, out, **options)
     assert re.search(pattern, str(refusal.value)), str(refusal.value)

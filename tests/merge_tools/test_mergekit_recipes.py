@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from merge_tools import MergeError, compose, inspect, read_recipe
+from merge_tools import MergeError, check, compose, inspect, read_recipe
 
 from .conftest import read_tensors
 
@@ -90,20 +90,27 @@ def test_keys_without_a_counterpart_are_refused_by_name(line, pattern, experts, 
         read_recipe(path)
 
 
-@pytest.mark.parametrize("key", ["architecture", "shared_experts"])
-def test_keys_of_mergekit_without_a_value_are_ignored(key, experts, tmp_path):
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "architecture:\n",
+        "shared_experts:\n",
+        'architecture: ""\n',
+        "shared_experts: []\n",
+        "    noise_scale: 0.0\n    residual_scale: 1\n",  # of the second expert
+    ],
+)
+def test_neutral_values_of_mergekit_are_accepted(lines, experts, tmp_path):
     path, _ = written(tmp_path, experts)
-    path.write_text(path.read_text() + f"{key}:\n")
-    assert read_recipe(path).gate_mode == "hidden"
+    path.write_text(path.read_text() + lines)
+    assert read_recipe(path).gate_mode == "hidden" and check(path).ok
 
 
 def test_all_keys_that_cannot_be_read_are_named_at_once(experts, tmp_path):
     path, _ = written(tmp_path, experts)
     text = path.read_text().replace('    negative_prompts:\n      - "ships"\n', "    noise_scale: 0.1\n    weigth: 2\n")
     path.write_text(text + "architecture: qwen\ngate_mode: uniform_random\ndtpye: float16\n")
-    with pytest.raises(MergeError) as error:
-        read_recipe(path)
-    lines = str(error.value).split("\n")
+    lines = [finding.message for finding in check(path).errors]
     names = ("architecture", "uniform_random", "dtpye", "noise_scale", "weigth")
     assert len(lines) == len(names) and all(name in line for name, line in zip(names, lines, strict=True)), lines
 

@@ -23,6 +23,8 @@ LINKS = "\n".join(
         ("a: *b", 1),
         (f"a: &a [{', '.join('x' * 10)}]\n{LINKS}", None),
         ("a: &a [*a]", None),
+        (f"a: &a {{x: 1}}\n{LINKS.replace(' [', ' {<<: [').replace(']', ']}')}", None),
+        ('a: "\\ud800"', 1),
         ("<<: 5", 1),
         ("? [a]\n: 1", 1),
         ("a: {b: 1, b: 2}", 1),
