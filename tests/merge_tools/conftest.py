@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -107,6 +107,21 @@ def save_expert(
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Path(folder)
+
+
+def save_adapter(folder, over, rank=4, seed=0, **config):
+    """A LoRA adapter of gate_proj in layer 0, as peft saves it."""
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(seed)
+    prefix = "base_model.model.model.layers.0.mlp.gate_proj"
+    halves = {
+        f"{prefix}.lora_A.weight": torch.randn(rank, 32, generator=generator),
+        f"{prefix}.lora_B.weight": torch.randn(64, rank, generator=generator),
+    }
+    save_file(halves, folder / "adapter_model.safetensors")
+    known = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "base_model_name_or_path": str(over), **config}
+    (folder / "adapter_config.json").write_text(json.dumps(known))
+    return folder
 
 
 def edit_json(path, **changes):

@@ -1,6 +1,5 @@
 """What is usual elsewhere, and what is left out by mistake: one line that names the value and the fix."""
 
-import json
 import shutil
 
 import pytest
@@ -9,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from merge_tools import MergeError, add, compose, tune
 from merge_tools.preflight import check
 
-from .conftest import edit_json, recipe_of
+from .conftest import edit_json, recipe_of, save_adapter
 from .corruptions import MODEL, copied, shard
 from .test_edit import expert_of, mixture
 
@@ -85,51 +84,12 @@ def test_folders_of_the_cache(pair, tmp_path):
     assert check(recipe_of([pair[0], {"source_model": str(cached / "snapshots" / "abc"), "name": "m"}])).ok
 
 
-@pytest.mark.parametrize(
-    ("origin", "parts"),
-    [
-        ("birds+adapter", ["source_model: adapter", "base_model: birds"]),
-        ("org/m@v1.0", ["hf download org/m --revision v1.0"]),
-    ],
-)
-def test_forms_of_mergekit(origin, parts, pair):
-    (error,) = errors_of(recipe_of([pair[0], {"source_model": origin, "name": "ships"}]))
-    assert origin in error and all(part in error for part in parts)
-
-
 def test_a_quantised_base(pair, tmp_path):
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    module = "base_model.model.model.layers.0.mlp.up_proj"
-    up = load_file(pair[0] / MODEL)["model.layers.0.mlp.up_proj.weight"]
-    save_file(
-        {f"{module}.lora_A.weight": up[:2].clone(), f"{module}.lora_B.weight": up[:, :2].clone()},
-        folder / "adapter_model.safetensors",
-    )
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
     named = "unsloth/Llama-3.2-1B-unsloth-bnb-4bit"
-    (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": named}))
+    folder = save_adapter(tmp_path / "adapter", named)
     error, *others = errors_of(recipe_of([folder, pair[1]]))
     assert named in error and "base_model" in error and "such as unsloth/Llama-3.2-1B." in error and not others
     assert check(recipe_of([folder, pair[1]], base_model=str(pair[0]))).ok
-
-
-@pytest.mark.parametrize(
-    ("neutral", "other"),
-    [
-        ({"shared_experts": []}, {"shared_experts": [{"source_model": "x"}]}),
-        ({"architecture": ""}, {"architecture": "deepseek"}),
-        ({"experts": {"noise_scale": 0.0, "residual_scale": 1}}, {"experts": {"noise_scale": 0.1}}),
-    ],
-)
-def test_neutral_values_of_mergekit_are_accepted(neutral, other, pair):
-    def recipe(options):
-        more = options.get("experts", {})
-        experts = [{"source_model": str(folder), **more} for folder in pair]
-        return {**options, "experts": experts}
-
-    assert check(recipe(neutral)).ok
-    assert "mergekit-moe" in errors_of(recipe(other))[0]
 
 
 def test_add_names_its_own_options(experts, tmp_path):

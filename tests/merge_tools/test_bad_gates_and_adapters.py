@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from merge_tools import check, compose
 
-from .conftest import edit_json, recipe_of
+from .conftest import edit_json, recipe_of, save_adapter
 from .corruptions import GATE, copied, refused, value
 
 
@@ -118,25 +118,10 @@ def test_biases_that_a_format_does_not_support(tmp_path, make_expert):
 # adapters
 
 
-def adapter(folder, over, rank=4, seed=0, **config):
-    """A LoRA adapter of gate_proj in layer 0, as peft saves it."""
-    folder.mkdir(parents=True)
-    generator = torch.Generator().manual_seed(seed)
-    prefix = "base_model.model.model.layers.0.mlp.gate_proj"
-    halves = {
-        f"{prefix}.lora_A.weight": torch.randn(rank, 32, generator=generator),
-        f"{prefix}.lora_B.weight": torch.randn(64, rank, generator=generator),
-    }
-    save_file(halves, folder / "adapter_model.safetensors")
-    known = {"peft_type": "LORA", "r": rank, "lora_alpha": 8, "base_model_name_or_path": str(over), **config}
-    (folder / "adapter_config.json").write_text(json.dumps(known))
-    return folder
-
-
 @pytest.fixture
 def adapters(tmp_path, pair):
     """Two adapters over birds."""
-    return [adapter(tmp_path / "experts" / name, pair[0], seed=seed) for seed, name in enumerate(("one", "two"))]
+    return [save_adapter(tmp_path / "experts" / name, pair[0], seed=seed) for seed, name in enumerate(("one", "two"))]
 
 
 def rename(folder, **names):

@@ -84,15 +84,6 @@ def test_routed_linear_layers_are_the_sources_bytes(experts, tmp_path):
     assert mixture["model.layers.1.mlp.down_proj.gate.weight"].shape == (2, 64)  # it reads the MLP's inner size
 
 
-def test_average_base_takes_the_bases_bytes(experts, make_expert, tmp_path):
-    folders, base = experts(2), make_expert(tmp_path / "base", seed=1)
-    compose(recipe_of(folders, base_model=str(base), average="base"), tmp_path / "out")
-    mixture, dense = read_tensors(tmp_path / "out"), read_tensors(base)
-    for name in shared_names(mixture):
-        assert torch.equal(mixture[name], dense[name])
-        assert not torch.equal(mixture[name], read_tensors(folders[0])[name])
-
-
 def test_weights_change_only_the_mean(experts, tmp_path):
     folders = experts(3)
     compose(recipe_of(folders), tmp_path / "even")

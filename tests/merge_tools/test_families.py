@@ -237,12 +237,6 @@ def test_families_are_not_mixed(other, tmp_path):
     refused(tmp_path, recipe_of(folders), "ships: .*only models of one family can be merged|ships: .*is not a tensor")
 
 
-def test_another_family_is_refused_with_the_list_of_those_supported(tmp_path):
-    folders = [save_expert(tmp_path / expert, 3) for expert in ("birds", "ships")]
-    edit_json(folders[1] / "config.json", model_type="gpt2")
-    refused(tmp_path, recipe_of(folders), f"'gpt2'; models of these types can be merged: {', '.join(FAMILIES)}")
-
-
 def test_the_tokenizer_travels_with_a_class_of_transformers_4_and_5(name, tmp_path):
     folders = [save(tmp_path / expert, name, 3) for expert in ("birds", "ships")]
     compose(recipe_of(folders), tmp_path / "out")

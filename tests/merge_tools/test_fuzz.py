@@ -11,9 +11,8 @@ import pytest
 from merge_tools import MergeError, Recipe, check, compose, read_recipe
 from merge_tools.recipe import ExpertRecipe
 
-from .conftest import recipe_of
+from .conftest import recipe_of, save_adapter
 from .corruptions import INDEX, MODEL, copied, shard
-from .test_bad_gates_and_adapters import adapter
 
 ODD = (None, "", "5", -1, 0, 3, 1.5, 10**30, float("nan"), True, [], [None], {"x": 1})
 
@@ -69,7 +68,7 @@ def test_damaged_files(name, count, pair, tmp_path):
     if name == INDEX:
         shard(ships)
     if name == "adapter_config.json":
-        ships = adapter(tmp_path / "experts" / "lora", pair[0])
+        ships = save_adapter(tmp_path / "experts" / "lora", pair[0])
     file = ships / (MODEL if name == "header" else name)
     whole, seen = file.read_bytes(), Counter()
     length = 8 + int.from_bytes(whole[:8], "little") if name == "header" else len(whole)
@@ -99,7 +98,7 @@ def test_every_key_of_a_configuration_with_every_unusual_value(which, pair, tmp_
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_every_key_of_an_adapter_with_every_unusual_value(gone, pair, tmp_path):
-    folder = adapter(tmp_path / "experts" / "lora", pair[0], rank_pattern={}, alpha_pattern={}, use_rslora=False)
+    folder = save_adapter(tmp_path / "experts" / "lora", pair[0], rank_pattern={}, alpha_pattern={}, use_rslora=False)
     known = json.loads((folder / "adapter_config.json").read_text())
     for key in known:
         for value in ODD:

@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
 
-from merge_tools import MergeError, Progress, add, check, compose, export, extract, inspect, remove, verify
+from merge_tools import MergeError, add, check, compose, export, extract, inspect, remove, verify
 from merge_tools.checkpoints import open_source
 from merge_tools.low_rank import decompose, matrix
 
 from .conftest import contents, logits_of, open_model, read_tensors, recipe_of
+from .test_shard_writer import Stop, interrupt
 
 IDS = torch.arange(5, 25)[None]
 LINEARS = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -156,18 +157,6 @@ def test_attention_is_routed_beside_experts_of_low_rank(experts, tmp_path):
     assert verify(tmp_path / "thin")["compared"]["experts"] == 2 * 2 * 4  # experts, layers, linears of the attention
 
 
-class Stop(Progress):
-    """Interrupts a merge after some files are on the disk."""
-
-    def __init__(self, files):
-        self.files = files
-
-    def advance(self, phase, count):
-        self.files -= phase == "sync"
-        if not self.files:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_verify_computes_the_factors_again(dtype, experts, tmp_path):
     base, *folders = experts(3, same_shared=True)
@@ -188,7 +177,7 @@ def test_a_run_that_is_resumed_writes_the_same_record(experts, tmp_path):
     base, *folders = experts(3, same_shared=True)
     compose(recipe(folders, base), tmp_path / "whole", shard_bytes=20_000)
     with pytest.raises(KeyboardInterrupt):
-        compose(recipe(folders, base), tmp_path / "out", shard_bytes=20_000, progress=Stop(files=2))
+        compose(recipe(folders, base), tmp_path / "out", shard_bytes=20_000, progress=Stop("sync", 1, interrupt))
     compose(recipe(folders, base), tmp_path / "out", shard_bytes=20_000, resume=True)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 

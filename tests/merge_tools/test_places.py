@@ -12,7 +12,8 @@ from huggingface_hub import constants
 from merge_tools import MergeError, add, compose, export, extract, remove, route, tune, verify
 from merge_tools.checkpoints import open_source
 
-from .conftest import edit_json, read_tensors, recipe_of
+from .conftest import edit_json, read_tensors, recipe_of, save_adapter
+from .corruptions import value
 
 NAMES = ("e0", "e1", "e2", "e3")
 
@@ -95,9 +96,15 @@ def test_missing_sources_are_not_replaced_by_others(project, tmp_path):
     remove(project / "mixture", "e1", tmp_path / "without", recompose=True)
     assert not extract(project / "mixture", "e1", tmp_path / "one")["shared"]["compared"]
     moved = {"e1": tmp_path / "moved"}
+    assert verify(project / "mixture", sources=moved)["ok"]
+    with pytest.raises(MergeError, match="'e4'.*e0, e1, e2"):
+        verify(project / "mixture", sources={"e4": tmp_path / "moved"})
     assert extract(project / "mixture", "e1", tmp_path / "two", sources=moved)["shared"]["compared"]
     remove(project / "mixture", "e2", tmp_path / "three", recompose=True, sources=moved)
     assert verify(tmp_path / "three")["ok"]
+    value("model.norm.weight", 3, 0.5)(tmp_path / "moved")
+    (fault,) = verify(project / "mixture", sources=moved)["faults"]
+    assert fault.startswith("e1: ") and "has changed since the merge" in fault
 
 
 def test_paths_of_a_recipe_are_relative_to_it(project, tmp_path):
@@ -121,24 +128,8 @@ def test_models_of_the_hub_are_not_folders_here(project, hub, tmp_path, monkeypa
     assert record_of(tmp_path / "out")["experts"][2]["source"] == str(tmp_path / "other" / "m" / "e9")
 
 
-def save_adapter(folder, base):
-    """A LoRA adapter of the first MLP over the model at the path `base`."""
-    import torch
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True)
-    module = "base_model.model.model.layers.0.mlp.up_proj"
-    save_file(
-        {f"{module}.lora_A.weight": torch.ones(2, 32), f"{module}.lora_B.weight": torch.ones(64, 2)},
-        folder / "adapter_model.safetensors",
-    )
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "base_model_name_or_path": base}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
 def test_bases_of_adapters_are_not_folders_here(project, tmp_path, monkeypatch):
-    adapters = [save_adapter(project / "adapters" / name, "m/e0") for name in ("one", "two")]
+    adapters = [save_adapter(project / "adapters" / name, "m/e0", rank=2) for name in ("one", "two")]
     assert open_source("one", str(adapters[0])).checkpoint.folder == project / "m" / "e0"
     monkeypatch.chdir(project)
     edit_json(adapters[1] / "adapter_config.json", lora_alpha=4)

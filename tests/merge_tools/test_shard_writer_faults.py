@@ -220,12 +220,13 @@ def test_all_ways_of_copying_give_the_same_bytes(way, recipe, expected, tmp_path
     assert contents(tmp_path / "verified") == expected
 
 
-def test_a_disk_error_keeps_the_partial_output_for_a_resume(recipe, expected, tmp_path, monkeypatch):
+@pytest.mark.parametrize("call", ["pwrite", "posix_fallocate"])
+def test_a_disk_error_keeps_the_partial_output_for_a_resume(call, recipe, expected, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, call, full)
         with pytest.raises(OSError, match="No space left"):
             compose(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists() and (tmp_path / ".out.partial" / claims.RECORD).is_file()

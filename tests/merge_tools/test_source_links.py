@@ -7,9 +7,8 @@ import pytest
 
 from merge_tools import MergeError, compose, inspect, verify
 
-from .conftest import contents, recipe_of
+from .conftest import contents, recipe_of, save_adapter
 from .corruptions import MODEL, copied, refused, shard
-from .test_bad_gates_and_adapters import adapter
 
 NAMES = (
     "tokenizer.model",
@@ -54,7 +53,7 @@ def test_a_link_to_a_shard_or_a_folder_elsewhere_is_refused(name, pair, tmp_path
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors", "chat_template.jinja"])
 def test_a_link_out_of_an_adapter_is_refused(name, pair, tmp_path):
-    folder = adapter(tmp_path / "experts" / "one", pair[0])
+    folder = save_adapter(tmp_path / "experts" / "one", pair[0])
     move_out(folder / name, tmp_path / "elsewhere" / "target")
     refused(tmp_path, recipe_of([pair[0], folder]), f"{name} is a link to .*target")
 
