@@ -34,7 +34,7 @@ def test_one_import_registers_the_models_and_gives_the_modules():
     assert missing == "False" and registered == "seke True"
 
 
-@pytest.mark.parametrize("name", ["clean_text", "decoding", "labels", "metrics"])
+@pytest.mark.parametrize("name", ["clean_text", "decoding", "labels", "metrics", "terms", "words"])
 def test_the_examples_of_docstrings_hold(name):
     result = doctest.testmod(importlib.import_module(f"keyphrase_tools.{name}"))
     assert result.attempted and not result.failed

@@ -1,13 +1,10 @@
 """Terms of several words: what they are, and that no phrase begins or ends inside one."""
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools import terms
 from keyphrase_tools.decoding import O
 from keyphrase_tools.phrase_features import find_phrases
 from keyphrase_tools.ranking import rank_phrases
@@ -32,11 +29,6 @@ def labels(data, words):
     row = st.lists(st.integers(1, 9), min_size=3, max_size=3)
     rows = np.array(data.draw(st.lists(row, min_size=len(words), max_size=len(words))), dtype=float).reshape(-1, 3)
     return rows / rows.sum(1, keepdims=True)
-
-
-def test_the_docstrings_examples_hold():
-    result = doctest.testmod(terms)
-    assert result.attempted >= 3 and result.failed == 0
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Words and their offsets: what is a word, and that no visible character is lost between them."""
 
-import doctest
 import unicodedata
 
 import pytest
@@ -16,11 +15,6 @@ texts = st.text(st.one_of(st.sampled_from(TRICKY), st.characters(exclude_categor
 
 def strings(text):
     return [word for word, _, _ in split_words(text)]
-
-
-def test_the_docstrings_examples_hold():
-    result = doctest.testmod(words)
-    assert result.attempted >= 2 and result.failed == 0
 
 
 # ---- what holds for any text

@@ -318,12 +318,6 @@ def test_texts_are_joined_with_their_titles_and_errors_are_kept(tmp_path):
     assert errors == {1: "'text' is 3, not a text", 2: "it is empty"}
 
 
-def test_a_byte_order_mark_names_the_encoding_of_a_text(tmp_path):
-    (tmp_path / "a.txt").write_bytes("naïve graph".encode("utf-16"))
-    (found,) = Corpus(tmp_path / "a.txt").read()
-    assert (found.id, found.values["text"]) == ("a.txt", "naïve graph")
-
-
 def test_options_of_text_files(tmp_path):
     (tmp_path / "a.csv").write_bytes("id;text\n1;naïve, graph\n".encode("cp1252"))
     with pytest.raises(ValueError, match="'id;text'.*Use --delimiter ';'"):
@@ -440,11 +434,3 @@ def test_a_byte_order_mark_names_the_encoding(name, encoding, tmp_path):
     (tmp_path / name).write_bytes(content[name].encode(encoding))
     (found,) = Corpus(tmp_path / name).read()
     assert found.values["text"] == row["text"] and found.id == ("a.txt" if name == "a.txt" else "ü")
-
-
-@pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_a_row_that_is_nested_too_deeply_is_an_error(opening, tmp_path):
-    deep = '{"text": ' + opening * 100_000
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "graph"}}\n{deep}\n{{"text": "cut"}}\n')
-    rows = list(Corpus(tmp_path / "a.jsonl").read())
-    assert [row.values is None for row in rows] == [False, True, False] and "nested deeper than 100" in rows[1].error

@@ -95,17 +95,6 @@ def test_a_block_that_is_not_of_the_run_is_not_joined(change, unfinished, source
         assert run(source, output) == (10, 0, [], 10) and output.read_bytes() == whole
 
 
-def test_two_sources_are_not_mixed_even_if_the_record_is_lost(unfinished, tmp_path):
-    output, parts, _ = unfinished
-    other = write_jsonl(tmp_path / "other.jsonl", ROWS[5:])
-    with pytest.raises(SettingsMismatchError, match="unfinished run with other settings: source=.*other.jsonl"):
-        run(other, output)
-    (parts / RECORD).unlink()
-    with pytest.raises(UserError, match=f"no record .{RECORD}. of a run"):
-        run(other, output)
-    assert not output.exists()
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "csv", "tsv"])
 def test_a_finished_run_is_complete(suffix, source, tmp_path):
     output = tmp_path / f"out.{suffix}"
@@ -287,19 +276,6 @@ def test_a_result_that_is_not_a_number_is_an_error(source, tmp_path):
     assert lines(tmp_path / "out.jsonl")[0] == {"id": 0, "year": 2000, "error": "a result is not a number"}
 
 
-def test_csv_has_no_formulas(tmp_path):
-    rows = [{"id": "=1+1", "text": "graph", "note": "@SUM(A1)"}, {"id": "-5", "text": "cut", "note": "-5 or more"}]
-    source = write_jsonl(tmp_path / "in.jsonl", rows)
-    run(source, tmp_path / "out.csv", keep=["note"])
-    assert read_csv(tmp_path / "out.csv") == [
-        {"id": "'=1+1", "note": "'@SUM(A1)", "length": "5"},
-        {"id": "-5", "note": "'-5 or more", "length": "3"},
-    ]
-    write_jsonl(source, [*rows, {"id": "+x", "text": "c", "note": None}])
-    assert run(source, tmp_path / "out.csv", keep=["note"], append=True) == (3, 0, [], 1)
-    assert [row["id"] for row in read_csv(tmp_path / "out.csv")] == ["'=1+1", "-5", "'+x"]
-
-
 @pytest.fixture
 def command(folder, tmp_path):
     def start(source, name="out.csv", *options):
@@ -341,22 +317,6 @@ def test_only_bad_rows_are_a_failure(command, tmp_path):
     assert command(source, "other.jsonl").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    "option, value, message",
-    [
-        ("--encoding", "utf9", "'utf9' is not known"),
-        ("--delimiter", "ab", "'ab' is not one character"),
-        ("--delimiter", ";", "no effect on .jsonl"),
-        ("--id-column", "doi", "no column 'doi'"),
-    ],
-)
-def test_a_wrong_option_of_the_source_is_one_line(option, value, message, command, source, tmp_path):
-    before = content(tmp_path)
-    done = command(source, "out.jsonl", option, value)
-    assert done.exit_code == 2 and message in done.stderr and len(done.stderr.strip().splitlines()) == 1
-    assert content(tmp_path) == before
-
-
 def test_rows_that_keep_all_columns_are_appended_by_their_ids(tmp_path):
     source, output = write_jsonl(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
     run(source, output, keep=None)
@@ -375,28 +335,6 @@ def test_every_command_that_reads_corpora_has_their_options(words):
     for word in words.split():
         command = command.commands[word]
     assert {"append", "delimiter", "encoding", "block_size", "engine"} <= {option.name for option in command.params}
-
-
-def test_a_users_file_in_the_parts_is_named_and_stays(unfinished, source):
-    output, parts, whole = unfinished
-    (parts / "thesis.txt").write_text("mine")
-    before = content(parts.parent)
-    with pytest.raises(UserError, match="out.jsonl.parts holds 'thesis.txt'.*Move"):
-        run(source, output)
-    assert content(parts.parent) == before
-    (parts / "thesis.txt").rename(parts.parent / "thesis.txt")
-    assert run(source, output) == (10, 0, [], 10)
-    assert output.read_bytes() == whole and not parts.exists()
-
-
-def test_a_folder_of_the_user_with_the_name_of_the_parts_is_refused(source, tmp_path):
-    parts = tmp_path / "out.jsonl.parts"
-    parts.mkdir()
-    (parts / "000000000000-000000000002.jsonl").write_text('{"id": 99}\n' * 2)
-    before = content(tmp_path)
-    with pytest.raises(UserError, match="no record"):
-        run(source, tmp_path / "out.jsonl")
-    assert content(tmp_path) == before
 
 
 def test_files_are_appended_by_their_paths(tmp_path):
