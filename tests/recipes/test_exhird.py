@@ -92,10 +92,8 @@ def test_documents_changed_in_their_place_are_not_those_that_were_prepared(files
 
 def test_an_ablation_has_a_folder_of_its_own(prepared, tmp_path):
     argv = [*SMALL, *FAST, "--num-train-epochs", "1", "--encoder-type", "bigru", "--data", prepared]
-    run(train, *argv, "--output-dir", tmp_path)
     run(train, *argv, "--output-dir", tmp_path, "--ablation", "exhird_s")
-    configs = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path, tmp_path / "exhird_s")]
-    assert [config["exclusive_loss_coef"] for config in configs] == [0.0, 1.0]
+    assert json.loads((tmp_path / "exhird_s" / "config.json").read_text())["exclusive_loss_coef"] == 1.0
 
 
 def test_a_warm_start_is_prepared_and_trained(files, backbone_config, tiny_tokenizer, tmp_path):
@@ -157,9 +155,6 @@ def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
         (train, split("good", "long"), "--validation-files: None of the 1 documents"),
         (train, ["--data", tmp_path, "--output-dir", tmp_path], "'tokenizer'"),
         (train, ["--output-dir", tmp_path], "--train-files"),
-        (train, ["--output-dir", tmp_path, "--test-files", "x=none"], "'none'"),
-        (train, ["--output-dir", tmp_path, "--test-files", "x"], "NAME=PLACE"),
-        (evaluate, ["--model", "x", "--test-files", "x=none"], "--model 'x'"),
     )
     for command, argv, name in cases:
         assert name in fails(command.main, *argv)

@@ -103,18 +103,6 @@ def test_answers_are_trained_and_scored_by_one_command(backbone, files, tmp_path
     assert pipeline("extractive-qa", model=str(tmp_path))(question="the network", context=TEXT)["answer"] in TEXT
 
 
-@pytest.mark.parametrize(
-    "name, wrong, message",
-    [
-        ("train_keyphrases", ["--text-column", "body"], "'body'; the columns are 'title', 'text'"),
-        ("train_classification", ["--label-column", "class"], "'class'; the columns are"),
-    ],
-)
-def test_missing_columns_are_named(name, wrong, message, backbone, files, tmp_path):
-    main = import_module(f"lexperts.recipes.hypernet.{name}").main
-    assert message in fails(main, "--backbone", backbone, "--output-dir", tmp_path, *files, *wrong)
-
-
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_documents_without_a_usable_keyphrase_end_the_command_before_training(split, backbone, files, tmp_path):
     useless = write_rows(

@@ -371,18 +371,12 @@ def test_errors_are_reported_in_one_line(tmp_path):
     gold = write_rows(tmp_path / "gold.jsonl", ROWS)
     (tmp_path / "broken.jsonl").write_text("{\n")
     cases = (
-        ((tmp_path / "one.jsonl",), "must be NAME=FILE"),
         ((f"a/b={gold}",), "must be NAME=FILE"),
-        ((f"x={tmp_path / 'no.jsonl'}",), "no.jsonl' does not exist"),
         ((f"x={tmp_path / 'broken.jsonl'}",), "broken.jsonl, line 1: this is not valid JSON"),
         ((f"x={gold}",), "gold.jsonl, row 1: "),
         ((good, f"x={other}"), "other.jsonl, row 1: "),
         ((good, f"x={short}"), "short.jsonl has 3 rows"),
         ((good, "--baseline", "x"), "--baseline 'x' is not one of the systems one."),
-        ((good, "--metrics", "blue"), "--metrics 'blue'"),
-        ((good, "--bleu", "corpus"), "--bleu 'corpus'"),
-        ((good, "--references", tmp_path / "none.jsonl"), "none.jsonl' does not exist"),
-        ((good, "--moverscore_model", tmp_path / "no-model"), "no-model' could not be opened: it does not exist"),
     )
     for given, message in cases:
         assert message in fails(evaluate.main, "--output_dir", tmp_path / "out", "--files", *given)

@@ -275,8 +275,6 @@ def test_errors_are_reported_in_one_line(tmp_path):
     (tmp_path / "pair.eg").write_text("b%0\tthe <TRG>\n")
     (tmp_path / "empty").mkdir()
     cases = (
-        ([f"{good}"], "must be NAME=PLACE"),
-        ([f"x={tmp_path / 'no.csv'}"], "no.csv' does not exist"),
         ([f"x={tmp_path / 'empty'}"], "empty has no file"),
         ([f"x={odd}"], "has no column 'term or word or headword or phrase'; its columns are 'a', 'b'. "),
         ([f"x={good}", "--term_column", "lemma"], "has no column 'lemma'"),
@@ -290,8 +288,6 @@ def test_errors_are_reported_in_one_line(tmp_path):
         ([f"x={tmp_path / 'pair.txt'}"], "line 1: 'a%0"),
         ([f"x={good}", "--keep_splits"], "--keep-splits: none of the 6 rows"),
         ([f"x={good}", "--proportions", "0.5", "0.5"], "--proportions 0.5 0.5"),
-        ([f"x={good}", "--proportions", "0.8", "0.2", "nan"], "--proportions 'nan'"),
-        ([f"x={good}", "--max_rows", "0"], "--max-rows '0'"),
         ([f"x={good}", "--max_rows", "1"], "--max-rows 1"),
     )
     for given, message in cases:

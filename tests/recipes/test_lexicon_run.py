@@ -556,7 +556,6 @@ def test_a_step_that_another_process_runs_is_waited_for(shell_step, monkeypatch,
         ({}, ("--set", "expert.learning_rate=.nan", "--dry-run"), "expert: learning_rate=nan"),
         ({}, ("--set", "expert.per_device_train_batch_size=[1]"), "per_device_train_batch_size=.1. is a list"),
         ({}, ("--set", "cluster.method=banana"), "cluster: .*method='banana'.*balanced"),
-        ({}, ("--jobs", 0), "--jobs '0'"),
     ],
 )
 def test_errors_are_reported_before_the_first_step(changes, options, error, config, tmp_path):

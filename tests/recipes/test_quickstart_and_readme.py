@@ -69,13 +69,6 @@ def test_training_ends_in_a_checkpoint_for_both_pipelines(lora, backbone, tmp_pa
     assert isinstance(pipeline("keyphrase-extraction", model=str(checkpoint))(text), list)
 
 
-def test_keyphrases_that_never_occur_are_an_error(backbone, tmp_path):
-    absent = tmp_path / "absent.jsonl"
-    absent.write_text('{"text": "a graph", "keyphrases": ["network"]}\n' * 10)
-    done = train(backbone, tmp_path / "out", "--train-files", absent)
-    assert done.returncode == 2 and "None of the 8 keyphrases" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
     """In the shape of midas/inspec; a folder is opened by the same call as a Hub id."""
     data = tmp_path / "data"
