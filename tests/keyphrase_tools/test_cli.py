@@ -107,49 +107,6 @@ def test_explain_names_skipped_documents_and_numbers_pages_as_the_source_does(fo
     assert done.exit_code == 2 and "--page 2" in done.stderr and "it is empty" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (("extract", "GOLD", "OUT.docx"), "ends in '.docx'"),
-        (("extract", "GOLD", "OUT", "--device", "gpu"), "error: --device 'gpu' is not available"),
-        (("explain", "GOLD", "OUT", "--device", "cuda:7"), "error: --device 'cuda:7' is not available"),
-        (("explain", "GOLD", "OUT", "--dtype", "int8"), "error: --dtype 'int8' is not one of"),
-        (("extract", "nowhere.jsonl", "OUT"), "nowhere.jsonl"),
-        (("extract", "GOLD", "GOLD"), "already exists"),
-        (("extract", "GOLD", "OUT", "--dtype", "int8"), "error: --dtype 'int8' is not one of"),
-        (("extract", "GOLD", "OUT", "--threshold", "2"), "error: --threshold '2'"),
-        (
-            ("explain", "GOLD", "OUT", "--spacy", "no_such_thing"),
-            "error: spaCy cannot open 'no_such_thing'",
-        ),
-    ],
-)
-def test_user_errors_are_one_line(arguments, message, folder, gold, tmp_path):
-    paths = {"GOLD": gold, "OUT": str(tmp_path / "out"), "OUT.docx": str(tmp_path / "out.docx")}
-    given = [paths.get(name, name) for name in arguments]
-    done = call(*given, "--model", folder)
-    assert done.exit_code == 2 and message in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("name", ["models/mine/final", "./mine", "a folder"])
-def test_a_folder_that_does_not_exist_is_not_looked_for_on_the_hub(name, gold, tmp_path):
-    done = call("extract", gold, tmp_path / "out", "--model", name)
-    assert done.exit_code == 2 and "it does not exist" in done.stderr or "Repo id" in done.stderr
-    assert "connect" not in done.stderr
-
-
-@pytest.mark.parametrize("command", ["extract", "explain"])
-def test_a_missing_model_is_named(command, gold, tmp_path):
-    done = call(command, gold, tmp_path / "out", "--model", "no/such-model")
-    assert done.exit_code == 2 and "error: --model 'no/such-model'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("command", ["extract", "generate", "score", "explain", "card"])
-def test_the_help_of_each_command_has_an_example(command):
-    assert f"  lexperts keyphrases {command} " in call(command, "--help").output
-
-
 def test_a_card_needs_a_run_and_replaces_no_other(folder, tmp_path):
     assert "results.json does not exist" in call("card", folder).stderr
     (tmp_path / "results.json").write_text(json.dumps(RECORD))

@@ -301,21 +301,6 @@ def test_the_batch_size_does_not_change_the_scores(model, tiny_tokenizer, docume
     assert one == many and set(one) == NAMES
 
 
-def test_memorised_labels_give_the_highest_possible_recall(tiny_tokenizer):
-    """The ceiling of the way from keyphrases to labels to keyphrases: what is present and free of punctuation."""
-    texts = ["Graph cuts for semi-supervised learning, and graph networks", "of networks " * 60 + "energy"]
-    keyphrases = [["graph cut", "semi-supervised learning", "graph network"], ["networks", "energy", "absent"]]
-    metrics = ExtractionMetrics(texts, keyphrases, tiny_tokenizer, {0: "O", 1: "B-KEY", 2: "I-KEY"})
-    labels = metrics.rows["labels"]
-    logits = np.full((len(labels), max(map(len, labels)), 3), -100.0)
-    for row, row_labels in enumerate(labels):
-        for place, label in enumerate(row_labels):
-            logits[row, place] = np.eye(3)[max(label, 0)] * 9
-    assert len(labels) > 2
-    scores = metrics(EvalPrediction(logits, labels))
-    assert scores["precision@10"] == scores["recall@10"] == scores["f1@10"] == 1
-
-
 def test_ranking_decides_what_the_first_k_are():
     text = "alpha beta"
     sure_of_beta = np.array([[0.2, 0.7, 0.1], [0.05, 0.9, 0.05]])

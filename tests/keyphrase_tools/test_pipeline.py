@@ -299,15 +299,6 @@ def test_top_k_cuts_the_ranked_list(extract):
     assert extract(text, top_k=10**6) == everything
 
 
-@pytest.mark.parametrize("top_k", [0, -1])
-def test_a_top_k_below_one_is_refused(lookup, top_k):
-    message = f"top_k={top_k} must be at least 1, or None"
-    with pytest.raises(ValueError, match=message):
-        lookup()("b", top_k=top_k)
-    with pytest.raises(ValueError, match=message):
-        lookup(top_k=top_k)
-
-
 def test_min_score_leaves_out_what_is_below_it_before_top_k_cuts(extract):
     text = random_text(100)
     everything = extract(text, top_k=None)

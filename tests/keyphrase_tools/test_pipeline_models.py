@@ -68,8 +68,6 @@ def test_a_long_document_is_refused_by_number(lookup):
     with pytest.raises(ValueError, match=message):
         lookup()(documents, on_long="error")
     assert len(lookup()(documents[:3] + ["b " * 62], on_long="error")) == 4
-    with pytest.raises(ValueError, match="on_long='cut'.*Use.*'window', 'error', 'truncate'"):
-        lookup()("b", on_long="cut")
 
 
 def test_a_long_document_far_down_the_input_is_refused_by_its_own_number(lookup):
@@ -180,6 +178,3 @@ def test_the_models_own_threshold_is_used_unless_the_call_names_one(tiny_seke, t
     assert extract(text) == generous and extract(text, threshold=0.99) == strict
     model.config.keyphrase_threshold = None
     assert extract(text) == by_labels
-    for wrong in (0, 1, 1.5, -0.1):
-        with pytest.raises(ValueError, match=f"threshold={wrong} must be"):
-            extract(text, threshold=wrong)

@@ -165,15 +165,6 @@ def test_words_outside_the_vocabulary_are_excluded_each_by_itself(tiny_exhird, b
 
 
 @each_number_of_beams
-def test_limits_are_kept(beams, tiny_exhird, batch_for):
-    model, batch = tiny_exhird("bigru"), without_labels(batch_for("bigru"))
-    assert model.generate_phrases(**batch, num_beams=beams).ids.shape == (4, 5, 5)
-    for phrases_, length in ((1, 2), (1, 3), (2, 8)):
-        rows = model.generate_phrases(**batch, max_phrases=phrases_, max_words_per_phrase=length - 1, num_beams=beams)
-        assert rows.ids.shape == (4, phrases_, length) and (rows.ids[:, :, 0] != PAD).all()
-
-
-@each_number_of_beams
 def test_max_words_per_phrase_counts_words_only(beams, tiny_exhird, batch_for):
     """Words only: a start comes before them, and a `;` after fewer words. The default is the reference's 6 tokens."""
     assert ExhirdConfig().max_words_per_phrase == 5

@@ -69,21 +69,6 @@ def test_a_layer_is_its_formula_with_the_gate_in_each_place(backbone, part, posi
     assert not torch.allclose(expected[0], layer_by_formula(slow, A[0], 2, other, backbone), atol=1e-3)
 
 
-@each_backbone
-@pytest.mark.parametrize("position", ["ffn_output", "layer_output"])
-def test_wherever_the_gate_stands_rows_are_alone_what_they_are_together(backbone, position, batch):
-    model = tiny_moesumm(backbone, gate_position=position, selector_bias=True)
-    given = {**without(batch, "labels"), "decoder_input_ids": batch["input_ids"][:, :4]}
-    with torch.no_grad():
-        together = model(**given).logits
-        for row in range(4):
-            alone = {name: value[row : row + 1] for name, value in given.items()}
-            assert_close(model(**alone).logits[0], together[row], rtol=0, atol=1e-5)
-        assert not torch.allclose(together, tiny_moesumm(backbone, selector_bias=True)(**given).logits, atol=1e-2)
-    model.train()(**batch).loss.backward()
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-
-
 # --- margin_main ----------------------------------------------------------------------------------------------------
 
 
