@@ -15,7 +15,7 @@ from run_tools.options import Option, Parser, hyphenate, list_options, option
 from run_tools.yaml_files import read_yaml
 
 from .configurations import config_names, find_config, read_config
-from .option_kinds import check_place
+from .option_kinds import KINDS
 
 TRAINING = "transformers.TrainingArguments"  # a name in place of the class, whose import takes seconds
 COUNT, NUMBER, SHARE = Limits(least=1), Limits(least=0), Limits(least=0, below=1)
@@ -177,4 +177,4 @@ def check_places(options: Mapping[str, Option], groups: Iterable) -> None:
             kind = options[name].kind if name in options else ""
             for text in value if isinstance(value, list) else [value]:
                 if kind and text is not None:
-                    check_place(options[name].flag, text, kind)
+                    KINDS[kind](options[name].flag, text)

@@ -1,6 +1,5 @@
 """What the trainings of causal language models share: checkpoints, weights that are not finite, a run that ends in one line."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +8,9 @@ import torch
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from run_tools.errors import RESUME
-from run_tools.files import write_file
 
 from .arguments import command
-from .run_folder import RunFolder, last_checkpoint, training_summary
+from .run_folder import RunFolder, last_checkpoint, write_results
 from .training import train_or_resume
 
 
@@ -79,7 +77,6 @@ def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description
     """Saves model and tokenizer, scores the validation rows if there are any, prints this metric by the format of its
     description, and writes results.json.
     """
-    ran = training_summary(trainer.args, trainer.state)
     if hasattr(trainer.model.config, "output_router_logits"):
         trainer.model.config.output_router_logits = False  # users of a saved mixture need no auxiliary loss
     trainer.save_model()
@@ -87,9 +84,7 @@ def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description
     if trainer.is_world_process_zero():
         output = Path(trainer.args.output_dir)
         (output / "training_args.bin").unlink(missing_ok=True)  # a pickle, and not part of the model
-        results = {**metrics, "ran": ran, "log": trainer.state.log_history}
-        write_file(output / "results.json", json.dumps(results, indent=1))
-        folder.mark_finished(ran=ran)
+        write_results(folder, trainer, **metrics)
         if metrics:
             print(f"validation: {description.format(metrics[metric])}")
         print(f"The model is in {output}.", flush=True)

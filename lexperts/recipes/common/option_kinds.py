@@ -11,11 +11,6 @@ from run_tools.options import parse_name_place
 from run_tools.pretrained import PACKAGED
 
 
-def check_place(option: str, text: str, kind: str) -> None:
-    """Raises an error if the text of an option does not name what its kind in `KINDS` needs."""
-    KINDS[kind](option, text)
-
-
 def check_path(option: str, text: str) -> None:
     """Raises a `UserError` for a text that is neither a file nor a folder, but looks like one; it may be a Hub id."""
     if model_options.is_path(text) and not Path(text).exists():
@@ -78,6 +73,7 @@ def check_repository(option: str, text: str) -> None:
         raise UserError(f"{option} {short_repr(text)} is not a repository's name. Use owner/name.") from error
 
 
+# of an option -> raises an error if the text does not name what is needed
 KINDS: dict[str, Callable[[str, str], None]] = {
     "file": check_file,
     "named file": named(check_file, optional=True),  # FILE or NAME=FILE

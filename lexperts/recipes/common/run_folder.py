@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from run_tools.files import write_file
 from run_tools.fingerprints import RECORD, parse_named_path
@@ -31,6 +31,7 @@ OWN_OUTPUTS = re.compile(
     r"checkpoint-\d+|base|base\.part|first|seed-\d+|(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|training_args\.bin|(generation_|adapter_)?config\.json|(results|scores|log|losses)\.json|tokenizer|(states-)?(train|validation|test)"
 )
+OTHER_FOLDER = "Use another --output-dir, or --overwrite-output-dir true to remove that run and start from scratch."
 
 
 def is_complete(checkpoint: Path) -> bool:
@@ -56,16 +57,15 @@ class RunFolder:
         outputs: patterns of what the run writes; as long as nothing matches them, other settings are accepted.
         record: the file name of the record.
         inputs: files and folders that the run reads and that overwriting must not remove.
+        clear: patterns of what the run makes for its own use; overwriting removes that too.
     """
 
-    own_outputs = OWN_OUTPUTS
-
     def __init__(
-        self, path, settings: dict, outputs: Sequence[str] = RUN_OUTPUTS, record: str = RECORD, inputs: Sequence = ()
-    ):
+        self, path, settings: dict, outputs: Sequence[str] = RUN_OUTPUTS, record: str = RECORD, inputs: Sequence = (),
+        clear: Sequence[str] = (),
+    ):  # fmt: skip
         self.path, self.settings, self.outputs, self.inputs = Path(path), settings, tuple(outputs), inputs
-        self.record = self.path / record
-        self.clear: tuple[str, ...] = ()
+        self.record, self.clear = self.path / record, tuple(clear)
         self.start: str | None = None
 
     def find(self, patterns: Sequence[str]) -> list[Path]:
@@ -88,21 +88,20 @@ class RunFolder:
             return {}
         return record if "settings" in record else {}
 
-    def open(self, overwrite: bool = False, clear: Sequence[str] = ()) -> "RunFolder":
+    def open(self, overwrite: bool = False) -> "RunFolder":
         """Compares the settings with the record, or writes the record. Raises a `SettingsMismatchError` for a run with
-        other settings or without a record; `overwrite` removes its outputs instead, and what matches `clear`.
+        other settings or without a record; `overwrite` removes its outputs instead.
         """
-        self.clear = tuple(clear)
         if overwrite:
             self.remove()
         leftovers, record = self.leftovers(), self.read()
         if leftovers and not record:
             raise SettingsMismatchError(
                 f"{self.path} contains {leftovers[0].name}, without a record of its settings ({self.record.name}). "
-                f"{self.hint()}"
+                + OTHER_FOLDER
             )
         if leftovers and (text := differences(record["settings"], self.settings, shared=True)):
-            raise SettingsMismatchError(f"{self.path} contains a run with other settings: {text}. {self.hint()}")
+            raise SettingsMismatchError(f"{self.path} contains a run with other settings: {text}. {OTHER_FOLDER}")
         versions = package_versions(("torch", "transformers"))
         if leftovers:
             changed = [f"{name} {record['versions'][name]}, now {now}" for name, now in versions.items()
@@ -113,10 +112,6 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.write({"settings": self.settings, "versions": versions})
         return self
-
-    def hint(self) -> str:
-        """How to resolve a mismatch."""
-        return "Use another --output-dir, or --overwrite-output-dir true to remove that run and start from scratch."
 
     def write(self, record: dict) -> None:
         """Replaces the record."""
@@ -161,7 +156,7 @@ class RunFolder:
         finished, saved = record.get("files"), record.get("checkpoints", {})
         names = {Path(file).name for files in saved.values() for file in files}
         for path in outputs:
-            if not self.own_outputs.fullmatch(path.name):
+            if not OWN_OUTPUTS.fullmatch(path.name):
                 return path, "its name is not one of a run's outputs"
             known = saved.get(path.name) if finished is None else finished
             for file in self.files_of([path]):
@@ -212,7 +207,9 @@ class RunFolder:
             return newest and relocate_best(Path(newest))
         if requested.lower() == "false":
             if newest:
-                raise ValueError(f"--resume-from-checkpoint false, but {self.path} contains checkpoints. {self.hint()}")
+                raise ValueError(
+                    f"--resume-from-checkpoint false, but {self.path} contains checkpoints. {OTHER_FOLDER}"
+                )
             return None
         checkpoint = Path(requested).resolve()
         if not is_complete(checkpoint):
@@ -250,16 +247,16 @@ def open_run(
     command: str, training_args: TrainingArguments, *arguments, overwrite=False, clear=(), **more
 ) -> RunFolder:
     """The opened run folder of a training, in all of its processes; its `start` is the checkpoint to resume from. For the
-    arguments see `collect_settings` and `RunFolder.open`.
+    arguments see `collect_settings` and `RunFolder`.
     """
     settings = collect_settings(command, *arguments, training_args, **more)
     inputs = []
     for name, value in (item for group in arguments for item in asdict(group).items()):
         if value and (name in PATH_SETTINGS or "files" in name):
             inputs += [parse_named_path(path)[1] for path in (value if isinstance(value, list) else [value]) if path]
-    folder = RunFolder(training_args.output_dir, settings, inputs=inputs)
+    folder = RunFolder(training_args.output_dir, settings, inputs=inputs, clear=clear)
     with training_args.main_process_first(desc="run folder"):
-        folder.open(overwrite and training_args.process_index == 0, clear)
+        folder.open(overwrite and training_args.process_index == 0)
         folder.start = folder.checkpoint(training_args.resume_from_checkpoint)
     return folder
 
@@ -269,3 +266,12 @@ def training_summary(training_args: TrainingArguments, state) -> dict:
     name = "max_steps" if training_args.max_steps > 0 else "num_train_epochs"
     trained = {"trained_steps": state.global_step, "trained_epochs": round(state.epoch or 0.0, 4)}
     return {name: getattr(training_args, name), **trained}
+
+
+def write_results(folder: RunFolder, trainer: Trainer, **results) -> None:
+    """Writes results.json with these results, how long the training ran, and its log; marks the run as finished."""
+    if trainer.is_world_process_zero():
+        ran = training_summary(trainer.args, trainer.state)
+        content = {**results, "ran": ran, "log": trainer.state.log_history}
+        write_file(folder.path / "results.json", json.dumps(content, indent=1))
+        folder.mark_finished(ran=ran)

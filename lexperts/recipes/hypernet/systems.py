@@ -1,6 +1,5 @@
 """The models that the commands train, the hypernetwork and its baselines, and their Trainers."""
 
-import json
 from pathlib import Path
 
 from transformers import pipeline
@@ -14,11 +13,10 @@ from modeling_hypernet import (
 )
 from run_tools import model_loading
 from run_tools.backbones import resolve_backbone
-from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_options import describe_load_errors
 
-from ..common.run_folder import RunFolder, open_run, training_summary
+from ..common.run_folder import RunFolder, open_run
 from ..common.training import RecipeTrainer, trainer_options
 from .arguments import DataArguments, ModelArguments
 from .baselines import BiLstmModel, PlainModel, TitleGuidedModel
@@ -102,12 +100,3 @@ def save_pipeline(task: str, folder: RunFolder, trainer, reader: str):
         run.save_pretrained(folder.path)
         print(f"\nThe model is in {folder.path}: pipeline({task!r}, model={str(folder.path)!r})")
     return run
-
-
-def write_results(folder: RunFolder, trainer, **results) -> None:
-    """Writes results.json, and marks the run as finished."""
-    ran = training_summary(trainer.args, trainer.state)
-    write_file(
-        folder.path / "results.json", json.dumps({**results, "ran": ran, "log": trainer.state.log_history}, indent=1)
-    )
-    folder.mark_finished(ran=ran)

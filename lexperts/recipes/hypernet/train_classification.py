@@ -16,10 +16,11 @@ from modeling_hypernet import DataCollatorForTextPairs, tokenize_pairs
 from run_tools.errors import RESUME
 
 from ..common.arguments import command
+from ..common.run_folder import write_results
 from ..common.training import RecipeTrainer, train_or_resume
 from .arguments import ClassificationDataArguments, ModelArguments
 from .data import load_texts
-from .systems import build_model, make_trainer, open_folder, open_tokenizer, save_pipeline, write_results
+from .systems import build_model, make_trainer, open_folder, open_tokenizer, save_pipeline
 
 
 def tokenize_texts(rows: list[dict], args: ClassificationDataArguments, tokenizer) -> Dataset:

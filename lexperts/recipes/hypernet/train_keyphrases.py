@@ -24,18 +24,11 @@ from modeling_hypernet import DataCollatorForTextPairs
 from run_tools.errors import RESUME
 
 from ..common.arguments import command
+from ..common.run_folder import write_results
 from ..common.training import train_or_resume
 from .arguments import KeyphraseDataArguments, ModelArguments
 from .data import load_documents
-from .systems import (
-    ViterbiTrainer,
-    build_model,
-    make_trainer,
-    open_folder,
-    open_tokenizer,
-    save_pipeline,
-    write_results,
-)
+from .systems import ViterbiTrainer, build_model, make_trainer, open_folder, open_tokenizer, save_pipeline
 
 
 def prepare(model_args: ModelArguments, data_args: KeyphraseDataArguments, folder_args, training_args):

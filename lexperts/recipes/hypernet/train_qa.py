@@ -15,11 +15,12 @@ from modeling_hypernet import DataCollatorForTextPairs, tokenize_questions
 from run_tools.errors import RESUME
 
 from ..common.arguments import command
+from ..common.run_folder import write_results
 from ..common.training import RecipeTrainer, train_or_resume
 from .arguments import ModelArguments, QuestionDataArguments
 from .data import QUESTION_COLUMNS, load_questions
 from .squad_scores import squad_scores
-from .systems import build_model, make_trainer, open_folder, open_tokenizer, save_pipeline, write_results
+from .systems import build_model, make_trainer, open_folder, open_tokenizer, save_pipeline
 
 
 def prepare(model_args: ModelArguments, data_args: QuestionDataArguments, folder_args, training_args):
