@@ -47,6 +47,10 @@ TRAINING_KINDS = {
     "output_dir": "output folder", "resume_from_checkpoint": "checkpoint", "report_to": "tracker",
     "hub_model_id": "repository",
 }  # fmt: skip
+RESUMES = (
+    "Repeat the same command after an interruption: it resumes from the last checkpoint. If settings, data or models differ,\n"
+    "it stops and names the difference; then use another --output-dir, or --overwrite-output-dir true.\n\n"
+)
 TRAINING_ABOUT = {name: {"limits": limits} for name, limits in TRAINING_LIMITS.items()}
 TRAINING_ABOUT |= {name: {"kind": kind} for name, kind in TRAINING_KINDS.items()}
 
@@ -96,7 +100,8 @@ def format_help(command: str, recipe: str, module: str, with_training: bool = Fa
     """What `COMMAND --help` prints: the module's docstring, its options, its configurations. The module is not imported."""
     source = (files(f"lexperts.recipes.{recipe}") / f"{module}.py").read_text(encoding="utf-8")
     names, accepted = config_names(recipe, module), ""
-    if not with_training and TRAINING in import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]:
+    is_training = TRAINING in import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS[module]
+    if is_training and not with_training:
         accepted = (
             "All options of transformers.TrainingArguments are accepted too, such as --output-dir, --learning-rate,\n"
             "--num-train-epochs, --per-device-train-batch-size. --help-all lists them.\n\n"
@@ -107,7 +112,7 @@ def format_help(command: str, recipe: str, module: str, with_training: bool = Fa
         [one for one in options if one.name != "debug"],  # of transformers, in a YAML file alone: here it is a switch
         usage=f"{command} [CONFIG] [OPTIONS]",
         description=ast.get_docstring(ast.parse(source)),
-        epilog=f"{accepted}CONFIG is a YAML file of options{known}. Options on the command line win.",
+        epilog=f"{RESUMES if is_training else ''}{accepted}CONFIG is a YAML file of options{known}. Options on the command line win.",
     )
     group = parser.add_argument_group("Also")
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -9,9 +9,6 @@
 Documents are prepared in OUTPUT_DIR/data, as by `lexperts train exhird-data`; --data takes prepared documents, for several
 models on the same documents. Test sets are scored as by `lexperts evaluate exhird`. --ablation NAME applies a row of the papers'
 tables and trains in OUTPUT_DIR/NAME. The output folder holds the best model by validation loss, its code and its pipeline.
-
-Repeat the same command after an interruption: training resumes from the last checkpoint. If the settings differ, the command
-stops and names the difference; then use another --output-dir, or --overwrite-output-dir true.
 """
 
 from dataclasses import fields

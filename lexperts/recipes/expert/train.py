@@ -6,8 +6,6 @@
 By default only the MLPs are trained: what all experts share stays the base's, so merging changes nothing that is not routed. The
 output is a dense model that `lexperts merge compose` reads; with --lora an adapter of it. To thaw more weights later, as in BAR
 (arXiv 2604.18473), train again from the output with another --freeze.
-
-Start the same command again after an interruption: training resumes from the last checkpoint.
 """
 
 from datasets import Dataset

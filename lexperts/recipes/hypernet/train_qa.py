@@ -3,8 +3,8 @@
     lexperts train hypernet-qa squad_cpu --train-files train.jsonl --test-files validation.jsonl
     lexperts train hypernet-qa squad_paper --dataset-name rajpurkar/squad_v2
 
-Files have SQuAD's columns: question, context and answers. To resume after an interruption, start the same command again.
-The output folder contains the model with its code and pipeline; results.json has SQuAD's exact match and F1, and the answers.
+Files have SQuAD's columns: question, context and answers. The output folder contains the model
+with its code and pipeline; results.json has SQuAD's exact match and F1, and the answers.
 """
 
 from datasets import Dataset

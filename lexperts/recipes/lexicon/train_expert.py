@@ -1,10 +1,7 @@
 """Fine-tunes a dense Llama to define terms in context, with the stock Trainer: one expert, or the base of all experts.
 
-    lexperts train lexicon-expert small_cpu --train-files train.jsonl --validation-files validation.jsonl
-    accelerate launch --config-file fsdp2.yaml -m lexperts train lexicon-expert llama3_8b --train-files train.jsonl
-
-Start the same command again after an interruption: training resumes from the last checkpoint. With other settings, data or
-another start model it stops and lists the differences: use another --output-dir, or --overwrite-output-dir true.
+lexperts train lexicon-expert small_cpu --train-files train.jsonl --validation-files validation.jsonl
+accelerate launch --config-file fsdp2.yaml -m lexperts train lexicon-expert llama3_8b --train-files train.jsonl
 """
 
 import json

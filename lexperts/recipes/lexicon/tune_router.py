@@ -5,8 +5,7 @@
     ACCELERATE_USE_CPU=true torchrun --nproc-per-node 2 -m lexperts train lexicon-router ...
 
 The mixture is a stock Mixtral checkpoint or a Lexicon model. A model with the domain policy reads the expert of each row from
-a column `domain`. Start the same command again after an interruption: training resumes from the last checkpoint. With other
-settings, data or another mixture it stops and lists the differences: use another --output-dir, or --overwrite-output-dir true.
+a column `domain`.
 With --lora the output is an adapter: LoRA on the attention, and the parts of --train in full.
 """
 

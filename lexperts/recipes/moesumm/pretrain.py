@@ -5,7 +5,7 @@
 Spans of words are replaced by one <mask> each, and with --permute sentences are permuted; the model reconstructs the document
 (BART: Lewis et al. 2020, Sect. 2.2). The decoder is initialised so that it attends to the position it writes (see
 `initialize_copying`). 2,500 steps take 10 to 25 minutes on a CPU core; the result has learned some grammar and hardly any
-facts. Only train splits are used. An interrupted run resumes from its last checkpoint when it is started again.
+facts. Only train splits are used.
 """
 
 import json

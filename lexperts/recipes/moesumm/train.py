@@ -13,8 +13,7 @@ r"""Fine-tunes a summariser on several data sets, or adapts one to a new data se
 them (all weights for a backbone), and writes summaries of the test split for `lexperts evaluate moesumm`. Zero-shot needs no
 training: `lexperts evaluate moesumm --zero-shot true`.
 
-An interrupted run resumes when it is started again. A run folder with other settings, data or start model is an error: use
-another --output-dir, or --overwrite-output-dir true. Documents and summaries that are too long are truncated and counted.
+Documents and summaries that are too long are truncated and counted.
 """
 
 import copy

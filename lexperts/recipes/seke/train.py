@@ -6,11 +6,7 @@
     lexperts train seke minilm_cpu --train-files train.jsonl --first-files kp20k.jsonl           # two stages
 
 The output folder holds the best model with its code, its pipelines and its model card, and results.json with the scores of
-every epoch. --ablation NAME trains in OUTPUT_DIR/NAME.
-
-Repeat the same command after an interruption: training resumes from the last checkpoint, and finished stages and seeds are
-not trained again. If the settings differ, the command stops and names the difference; then use another --output-dir, or
---overwrite-output-dir true.
+every epoch. --ablation NAME trains in OUTPUT_DIR/NAME. Finished stages and seeds are not trained again.
 """
 
 import copy
