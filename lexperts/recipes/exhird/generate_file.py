@@ -1,15 +1,26 @@
 """Generated keyphrases of the documents of files: the process behind `lexperts keyphrases generate`."""
 
+from dataclasses import dataclass
+
 from run_tools.corpus.documents import check_document
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import describe_model, hash_tokenizer
+from run_tools.model_loading import open_config, open_pipeline
 from run_tools.model_options import describe_load_errors, parse_device
 from run_tools.processes import prepare_process
 
-FIELDS = ("keyphrase", "present", "score", "start", "end", "field")
+FIELDS = {
+    "keyphrase": "string",
+    "present": "bool",
+    "score": "double",
+    "start": "int64",
+    "end": "int64",
+    "field": "string",
+}
 SORT_WINDOW = 16  # batches that are sorted by length together, and counted as progress together
 
 
+@dataclass
 class GenerationProcess:
     """Generates keyphrases of rows; see `run_tools.corpus.block_runs.Process`.
 
@@ -21,11 +32,12 @@ class GenerationProcess:
         options: of the pipeline keyphrase-generation, such as `num_keyphrases` and `num_beams`.
     """
 
-    def __init__(
-        self, model: str, text_column: str, title_column: str | None, batch_size: int, device: str | None, options: dict
-    ):
-        self.model, self.batch_size, self.device, self.options = model, batch_size, device, options
-        self.text_column, self.title_column = text_column, title_column
+    model: str
+    text_column: str
+    title_column: str | None
+    batch_size: int
+    device: str | None
+    options: dict
 
     def describe(self) -> dict:
         """The settings. Loads the model.
@@ -34,8 +46,6 @@ class GenerationProcess:
             OSError: if the model cannot be opened.
             ValueError: for invalid options, and a model that generates no keyphrases.
         """
-
-        from run_tools.model_loading import open_config, open_pipeline
 
         device = parse_device(self.device)
         prepare_process()
@@ -73,26 +83,15 @@ class GenerationProcess:
             return found
 
         found = process_valid(generate, rows, check, progress)
-        return [{"error": error} if error else {"keyphrases": list(map(with_all_fields, one))} for one, error in found]
+        for phrase in (phrase for phrases, error in found if error is None for phrase in phrases):
+            phrase["field"] = (
+                phrase.get("field", "text") if phrase["present"] else None
+            )  # without a title there is none
+        return [{"error": error} if error else {"keyphrases": phrases} for phrases, error in found]
 
     def types(self) -> dict:
         """The Arrow types of the values to add."""
         import pyarrow
 
-        kinds = (
-            pyarrow.string(),
-            pyarrow.bool_(),
-            pyarrow.float64(),
-            pyarrow.int64(),
-            pyarrow.int64(),
-            pyarrow.string(),
-        )
-        phrase = pyarrow.struct(list(zip(FIELDS, kinds, strict=True)))
+        phrase = pyarrow.struct([(name, pyarrow.type_for_alias(kind)) for name, kind in FIELDS.items()])
         return {"keyphrases": pyarrow.list_(phrase), "error": pyarrow.string()}
-
-
-def with_all_fields(phrase: dict) -> dict:
-    """A keyphrase whose `field` is "text" if the document has no title, and `None` if it is absent."""
-    return {name: phrase.get(name) for name in FIELDS} | {
-        "field": phrase.get("field", "text") if phrase["present"] else None
-    }

@@ -48,16 +48,6 @@ def open_tokenizer(backbone: str, max_length: int):
     return tokenizer
 
 
-def cache_states(model, rows: dict, collator, args: DataArguments, output_dir: str) -> dict:
-    """Adds the states of a frozen backbone to the rows of each split, if `--cache-states` asks for it."""
-    if not (args.cache_states and model.config.freeze_backbone):
-        return rows
-    folder = Path(args.states_dir or output_dir)
-    return {
-        split: CachedEncoderDataset(model, own, collator, folder / f"states-{split}") for split, own in rows.items()
-    }
-
-
 def open_folder(command: str, model_args: ModelArguments, data_args: DataArguments, folder_args, training_args):
     """The run folder, and the folder or Hub id of the backbone."""
     backbone = resolve_backbone(model_args.backbone)
@@ -66,20 +56,17 @@ def open_folder(command: str, model_args: ModelArguments, data_args: DataArgumen
 
 
 def make_trainer(
-    cls,
-    model,
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    training_args,
-    rows,
-    collator,
-    tokenizer,
-    **options,
+    cls, model, model_args: ModelArguments, data_args: DataArguments, training_args, rows, collator, **more
 ):
-    """A Trainer with a separate learning rate for the backbone, and the rows of each split; see `cache_states`."""
-    rows = cache_states(model, rows, collator, data_args, training_args.output_dir)
+    """A Trainer with a separate learning rate for the backbone, and the rows of each split: with the states of a frozen backbone,
+    if `--cache-states` asks for them.
+    """
+    if data_args.cache_states and model.config.freeze_backbone:
+        states = Path(data_args.states_dir or training_args.output_dir) / "states"
+        rows = {split: CachedEncoderDataset(model, own, collator, f"{states}-{split}") for split, own in rows.items()}
+    options = trainer_options(model, training_args, rows, collator, collator.tokenizer)
     options |= {"part": model.base_model.backbone.parameters(), "part_rate": model_args.backbone_lr}
-    return cls(**trainer_options(model, training_args, rows, collator, tokenizer), **options), rows
+    return cls(**options, **more), rows
 
 
 class ViterbiTrainer(RecipeTrainer):

@@ -46,7 +46,7 @@ def prepare(model_args: ModelArguments, data_args: ClassificationDataArguments, 
     set_seed(training_args.seed)
     model = build_model("classes", model_args, backbone, id2label=dict(enumerate(names)))
     keep_best(training_args, "accuracy")
-    arguments = (model, model_args, data_args, training_args, data, DataCollatorForTextPairs(tokenizer), tokenizer)
+    arguments = (model, model_args, data_args, training_args, data, DataCollatorForTextPairs(tokenizer))
     trainer, splits = make_trainer(RecipeTrainer, *arguments, compute_metrics=accuracy)
     return folder, trainer, splits.get("test")
 

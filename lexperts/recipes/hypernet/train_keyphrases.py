@@ -56,7 +56,7 @@ def prepare(model_args: ModelArguments, data_args: KeyphraseDataArguments, folde
     rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
     collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)
     keep_best(training_args, "span_f1")
-    arguments = (model, model_args, data_args, training_args, rows, collator, tokenizer)
+    arguments = (model, model_args, data_args, training_args, rows, collator)
     trainer, _ = make_trainer(ViterbiTrainer, *arguments, compute_metrics=metrics)
     if data_args.early_stopping_patience:
         trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience))

@@ -35,8 +35,8 @@ def prepare(model_args: ModelArguments, data_args: QuestionDataArguments, folder
     print(f"train: {len(questions):,} questions in {len(train):,} windows")
     set_seed(training_args.seed)
     model, collator = build_model("answers", model_args, backbone), DataCollatorForTextPairs(tokenizer)
-    arguments = (model, model_args, data_args, training_args, {"train": train}, collator, tokenizer)
-    return folder, make_trainer(RecipeTrainer, *arguments)[0], rows
+    trainer, _ = make_trainer(RecipeTrainer, model, model_args, data_args, training_args, {"train": train}, collator)
+    return folder, trainer, rows
 
 
 def score(answer, split: str, rows: list[dict], args: QuestionDataArguments) -> dict:

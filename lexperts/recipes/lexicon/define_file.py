@@ -1,6 +1,7 @@
 """Definitions of the terms of files: the process behind `lexperts define terms`."""
 
 import json
+from dataclasses import dataclass
 from zlib import crc32
 
 from run_tools.corpus.failures import process_valid
@@ -8,6 +9,7 @@ from run_tools.fingerprints import fingerprint
 from run_tools.processes import prepare_process
 
 
+@dataclass
 class DefinitionProcess:
     """Defines terms in context; see `run_tools.corpus.block_runs.Process`.
 
@@ -17,15 +19,15 @@ class DefinitionProcess:
         options: of the pipeline definition-modeling.
     """
 
-    def __init__(
-        self, model: str, reward_model: str | None, batch_size: int, device: str | None, seed: int, options: dict
-    ):
-        self.model, self.reward_model, self.batch_size, self.device = model, reward_model, batch_size, device
-        self.seed, self.options = seed, options
+    model: str
+    reward_model: str | None
+    batch_size: int
+    device: str | None
+    seed: int
+    options: dict
 
     def describe(self) -> dict:
         """The settings. Loads the models."""
-
         from run_tools.model_loading import open_model, open_pipeline
 
         prepare_process()

@@ -1,11 +1,14 @@
 """Summaries of the documents of files: the process behind `lexperts summarize`."""
 
+from dataclasses import dataclass
+
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import fingerprint
 from run_tools.model_options import open_with_tokenizer, parse_device
 from run_tools.processes import prepare_process
 
 
+@dataclass
 class SummaryProcess:
     """Summarises rows; see `run_tools.corpus.block_runs.Process`.
 
@@ -17,9 +20,13 @@ class SummaryProcess:
         options: of `Summarizer`, such as `max_length` and `num_beams`.
     """
 
-    def __init__(self, model, text_column, dataset, dataset_column, batch_size, device, options: dict):
-        self.model, self.text_column, self.batch_size, self.device = model, text_column, batch_size, device
-        self.dataset, self.dataset_column, self.options = dataset, dataset_column, options
+    model: str
+    text_column: str
+    dataset: str | None
+    dataset_column: str | None
+    batch_size: int
+    device: str | None
+    options: dict
 
     def describe(self) -> dict:
         """The settings. Loads the model."""
@@ -32,13 +39,8 @@ class SummaryProcess:
         model, tokenizer = open_with_tokenizer("--model", AutoModelForSeq2SeqLM, self.model)
         self.summarize = Summarizer(model.to(device), tokenizer, batch_size=self.batch_size, **self.options)
         self.summarize.dataset_names([self.dataset], 1)
-        return {
-            **self.options,
-            "model": fingerprint(self.model),
-            "dataset": self.dataset,
-            "dataset_column": self.dataset_column,
-            "batch_size": self.batch_size,
-        }
+        names = ("dataset", "dataset_column", "batch_size")
+        return {**self.options, "model": fingerprint(self.model), **{name: getattr(self, name) for name in names}}
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
         """`summary_text`, or `error`, of each row."""

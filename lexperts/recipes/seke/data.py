@@ -73,7 +73,8 @@ def load_documents(args: DataArguments) -> dict[str, list[dict]]:
         files = {split: getattr(args, f"{split}_files") for split in SPLITS}
         documents = {split: read_files(paths, columns) for split, paths in files.items() if paths}
     if args.validation_limit and "validation" in documents:
-        documents["validation"] = first_of_each_file(documents["validation"], args.validation_limit)
+        files = groupby(documents["validation"], itemgetter(FILE))
+        documents["validation"] = [row for _, rows in files for row in islice(rows, args.validation_limit)]
     hold_out_validation(documents, args.validation_share)
     return documents
 
@@ -84,11 +85,6 @@ def read_files(paths: list[str], columns: tuple[str, str]) -> list[dict]:
     for index, (style, path) in enumerate(map(parse_named_path, paths)):
         rows += [row | {FILE: index, STYLE: style} for row in read_labelled(path, *columns)]
     return rows
-
-
-def first_of_each_file(rows: list[dict], limit: int) -> list[dict]:
-    """At most `limit` rows of each file."""
-    return [row for _, of_file in groupby(rows, itemgetter(FILE)) for row in islice(of_file, limit)]
 
 
 def describe_data(

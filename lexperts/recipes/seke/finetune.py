@@ -128,13 +128,15 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         model = build_model(model_args, backbone, tokenizer, base, training_args.seed, styles or None)
     model.config.keyphrase_language = language
     check_styles(documents, data_args, model.config.styles or [])
-    windows |= row_styles(windows["document"], train, model.config.styles or [])
+    ids = {style: index for index, style in enumerate(["", *(model.config.styles or [])])}  # 0 without a style
+    if model.config.styles:
+        windows["style_ids"] = [ids[train.files[i][1]] for i in windows["document"]]
     metrics = ExtractionMetrics(validation.texts, validation.gold, tokenizer, model.config.id2label, **labelling)
     print(f"validation: {len(validation.texts):,} documents; {describe_coverage(metrics.rows)}")
 
     keep_best(training_args, "f1@10")
     splits = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
-    kept = [(model.config.styles or []).index(style) + 1 for style in apart or []]
+    kept = [ids[style] for style in apart or []]
     collator = HideStyles(DataCollatorForTokenClassification(tokenizer), data_args.style_dropout, kept)
     trainer = RecipeTrainer(
         **trainer_options(model, training_args, splits, collator, tokenizer),
@@ -182,12 +184,6 @@ def check_styles(documents: dict[str, Documents], args: DataArguments, styles: l
         if unknown := sorted(names - {"", *styles}):
             known = f"its styles are {', '.join(map(repr, styles))}" if styles else "it has none"
             raise ValueError(f"--{split}-files has the style {unknown[0]!r}, which the model does not have: {known}.")
-
-
-def row_styles(document_of_row: list[int], train: Documents, styles: list[str]) -> dict[str, list[int]]:
-    """The column `style_ids` of the training rows, for a model with styles; 0 for a row without one."""
-    ids = {style: index for index, style in enumerate(["", *styles])}
-    return {"style_ids": [ids[train.files[i][1]] for i in document_of_row]} if styles else {}
 
 
 def make_sampler(windows: dict, train: Documents, data_args, training_args) -> MixtureSampler:
