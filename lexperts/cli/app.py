@@ -5,16 +5,13 @@ from typing import Annotated
 
 import typer
 
-from .common import Debug, Device, TrustRemoteCode, user_errors
+from .common import Debug, Device, Model, TrustRemoteCode, user_errors
 from .corpus_options import check_local
 from .serve import check_host
 
 
 def app(
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
-    ] = None,
+    model: Model = None,
     mixture: Annotated[
         Path | None,
         typer.Option(

@@ -24,6 +24,10 @@ Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"],
     typer.Option(help="Data type of the weights: float32, bfloat16 or float16."),
 ]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code in the model's folder or repository. Read it first.")
@@ -67,9 +71,7 @@ class OneLineGroup(TyperGroup):
                 sys.stdout.flush()
             except Exception as raised:
                 error: Any = raised
-                if not hasattr(
-                    error, "format_message"
-                ):  # an error of usage, whose class depends on the version of typer
+                if not hasattr(error, "format_message"):  # of usage: its class depends on the version of typer
                     raise
                 if type(error).__name__ == "NoArgsIsHelpError":
                     error.show()
@@ -91,9 +93,8 @@ def run_app(app: typer.Typer) -> None:
     try:
         app()
     finally:
-        if (
-            signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ):  # otherwise it is ignored, as in a background job
+        # otherwise it is ignored, as in a background job
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

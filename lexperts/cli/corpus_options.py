@@ -70,14 +70,14 @@ class CorpusRun:
         """As `check_local`, with the engine and the device that were given."""
         check_local(self.options["engine"], self.device, **models)
 
-    def open_corpus(self, text_column: str | None = None, title_column: str | None = None, **settings):
-        """The documents. A command without `COLUMNS` names its columns; `settings` are those of `Corpus`."""
+    def open_corpus(self, text_column: str | None = None, **settings):
+        """The documents. A command without `COLUMNS` names its column; `settings` are those of `Corpus`."""
         from run_tools.corpus.documents import Corpus
 
         if self.columns:
             settings = self.columns | {"keep": self.columns["keep"] or ()}
         else:
-            settings |= {"text_column": text_column, "title_column": title_column}
+            settings |= {"text_column": text_column, "title_column": None}
         reading = {name: self.options[name] for name in ("delimiter", "encoding")}
         return Corpus(self.source, output=self.output, **settings, **reading)
 

@@ -4,7 +4,7 @@ Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
 import sys
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from run_tools.errors import UserError, repr_path
 from run_tools.model_options import describe_load_errors, open_with_tokenizer, parse_device, parse_dtype
 from run_tools.option_paths import check_new_file, check_new_folder
 
-from .common import AsJson, Debug, Device, Dtype, TrustRemoteCode, new_app, print_result, run_app, user_errors
+from .common import AsJson, Debug, Device, Dtype, Model, TrustRemoteCode, new_app, print_result, run_app, user_errors
 from .corpus_options import CorpusRun, Source, TextColumn, TitleColumn, check_local, corpus_command
 from .generate import generate
 from .serve import serve
@@ -23,20 +23,10 @@ app = new_app("keyphrases", "Keyphrases of documents: extract, generate and scor
 app.command()(serve)
 app.command()(generate)
 
-Model = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
-]
 Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as tags.")]
+FileOption = partial(typer.Option, exists=True, dir_okay=False, metavar="FILE")
+FileArgument = partial(typer.Argument, exists=True, dir_okay=False)
 BatchSize = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
-
-
-class MatchCase(StrEnum):
-    """Whether candidates differ by upper and lower case."""
-
-    auto = "auto"
-    yes = "yes"
-    no = "no"
 
 
 @app.command()
@@ -61,15 +51,12 @@ def extract(
     ] = None,
     style: Style = None,
     candidates: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, metavar="FILE", help="Score these phrases: one per line, synonyms after tabs."
-        ),
+        Path | None, FileOption(help="Score these phrases: one per line, synonyms after tabs.")
     ] = None,
     match_case: Annotated[
-        MatchCase,
+        Literal["auto", "yes", "no"],
         typer.Option(help="Whether candidates differ by case; auto: those of up to four capitals, such as IT."),
-    ] = MatchCase.auto,
+    ] = "auto",
     diversity: Annotated[float, typer.Option(min=0, max=1, help="0: choose by score only; 1: by difference.")] = 0.0,
     nested: Annotated[bool, typer.Option(help="Keyphrases may be inside others.")] = True,
     language: Annotated[
@@ -101,20 +88,16 @@ def extract(
     options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
     options |= {"diversity": diversity} if diversity else {}
     options |= {} if nested else {"nested": False}
-    options |= {} if match_case is MatchCase.auto else {"match_case": match_case is MatchCase.yes}
-    loading: dict = {
-        "batch_size": batch_size,
-        "device": run.device,
-        "dtype": dtype,
-        "trust_remote_code": trust_remote_code,
-    }
+    options |= {} if match_case == "auto" else {"match_case": match_case == "yes"}
+    loading: dict = {"batch_size": batch_size, "device": run.device, "dtype": dtype}
+    loading["trust_remote_code"] = trust_remote_code
     options |= {"text_column": corpus.text_column, "title_column": corpus.title_column, "mentions": mentions}
     return corpus, KeyphraseExtractor(model, **loading, **options)
 
 
 @app.command()
 def show(
-    files: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, metavar="FILE...", help="Text files.")],
+    files: Annotated[list[Path], FileArgument(metavar="FILE...", help="Text files.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page to write.")] = Path(
         "keyphrases.html"
     ),
@@ -153,15 +136,8 @@ def show(
 
 @app.command()
 def score(
-    predictions: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="JSON Lines with keyphrases, as `extract` writes them.")
-    ],
-    gold: Annotated[
-        Path,
-        typer.Argument(
-            exists=True, dir_okay=False, help="JSON Lines with title, text and keyphrases, in the same order."
-        ),
-    ],
+    predictions: Annotated[Path, FileArgument(help="JSON Lines with keyphrases, as `extract` writes them.")],
+    gold: Annotated[Path, FileArgument(help="JSON Lines with title, text and keyphrases, in the same order.")],
     convention: Annotated[Literal["seke", "exhird"], typer.Option(help="How F1 is counted: seke or exhird.")] = "seke",
     rules: Annotated[
         Literal["lexperts", "seke"], typer.Option(help="How gold keyphrases are matched: lexperts or seke.")
@@ -253,20 +229,14 @@ def export(
     precision: Annotated[Literal["fp32", "int8"], typer.Option(help="fp32 or int8.")] = "fp32",
     evaluation: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            metavar="FILE.jsonl",
-            help="Labelled documents on which the graph must keep its F1@10; needed for int8.",
+        FileOption(
+            metavar="FILE.jsonl", help="Labelled documents on which the graph must keep its F1@10; needed for int8."
         ),
     ] = None,
     calibration: Annotated[
         Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            metavar="FILE.jsonl",
-            help="Texts by which OpenVINO chooses int8 ranges; by default those of --evaluation.",
+        FileOption(
+            metavar="FILE.jsonl", help="Texts by which OpenVINO chooses int8 ranges; by default those of --evaluation."
         ),
     ] = None,
     max_loss: Annotated[float, typer.Option(min=0, max=100, help="Points of F1@10 that the graph may lose.")] = 0.5,

@@ -23,7 +23,7 @@ from run_tools.errors import repr_path, short_repr
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from . import merge_screen
-from .common import AsJson, Debug, Seed, new_app, print_json, run_app
+from .common import AsJson, Debug, Device, Seed, new_app, print_json, run_app
 from .merge_screen import Screen, progress_bars, screen
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
@@ -356,7 +356,7 @@ def tune(
         float, typer.Option(min=0, max=1, help="Share of each domain's texts that perplexity is measured on.")
     ] = 0.1,
     seed: Seed = 42,
-    device: Annotated[str | None, typer.Option(help="Such as cuda. Default: a GPU if there is one.")] = None,
+    device: Device = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
@@ -369,13 +369,8 @@ def tune(
 
         check_new_folder("OUT", out)
         domains = read_pairs("--domain", domain, "NAME=FILE law=law.jsonl")
-        options: dict = {
-            "steps": steps,
-            "learning_rate": learning_rate,
-            "batch_size": batch_size,
-            "max_length": max_length,
-        }
-        options |= {"holdout": holdout, "seed": seed, "device": device}
+        options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
+        options |= {"max_length": max_length, "holdout": holdout, "device": device}
         if device:
             parse_device(device)
 
@@ -405,7 +400,7 @@ def evaluate(
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the losses there.")] = None,
     card: Annotated[bool, typer.Option("--card", help="Write the losses into the mixture's README.md.")] = False,
     moved: Moved = None,
-    device: Annotated[str | None, typer.Option(help="Such as cuda. Default: a GPU if there is one.")] = None,
+    device: Device = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):

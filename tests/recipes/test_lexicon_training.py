@@ -238,7 +238,7 @@ def test_the_large_recipe_holds_the_papers_table():
 @pytest.fixture
 def train_with_nan(tmp_path, monkeypatch, capsys):
     """Runs main, with a NaN gradient in a given step -> exit status, error and folder."""
-    rows, plain = write_rows(tmp_path / "rows.jsonl", some_rows(16)), training.CheckpointTrainer
+    rows, plain = write_rows(tmp_path / "rows.jsonl", some_rows(16)), causal_training.CheckpointTrainer
 
     def run(name: str, *options, nan_at: int | None = None):
         class Poisoned(plain):
@@ -250,7 +250,7 @@ def train_with_nan(tmp_path, monkeypatch, capsys):
 
         given = ["--train_files", rows, "--output_dir", tmp_path / name, "--from_scratch", json.dumps(SCRATCH)]
         given += ["--per_device_train_batch_size", 4, "--max_steps", 6, "--report_to", "none", "--use_cpu", "true"]
-        monkeypatch.setattr(training, "CheckpointTrainer", Poisoned)
+        monkeypatch.setattr(causal_training, "CheckpointTrainer", Poisoned)
         ended = None
         try:
             train_expert.main([*map(str, given), *map(str, options), "--disable_tqdm", "true"])

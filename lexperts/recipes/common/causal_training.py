@@ -5,13 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import PreTrainedModel, Trainer, TrainerCallback
 
+from modeling_lexicon.data_lexicon import DataCollatorForDefinitions
 from run_tools.errors import RESUME
 
 from .arguments import command
+from .perplexity import perplexity_metric, token_nll
 from .run_folder import RunFolder, last_checkpoint, write_results
-from .training import train_or_resume
+from .training import train_or_resume, trainer_options
 
 
 def print_rank0(text: str) -> None:
@@ -36,6 +40,18 @@ class CheckpointTrainer(Trainer):
         if not isinstance(self.model, PreTrainedModel):
             return super()._load_best_model()
         self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args, cls: type | None = None, **options):
+    """A Trainer on token ids with labels, which measures the perplexity of the validation rows."""
+    options |= trainer_options(model, training_args, splits, DataCollatorForDefinitions(tokenizer), tokenizer)
+    options |= {"compute_metrics": perplexity_metric, "preprocess_logits_for_metrics": token_nll}
+    return (cls or CheckpointTrainer)(**options)
+
+
+def add_lora(model, r: int, **options):
+    """The model with LoRA of rank r; `options` are those of peft's `LoraConfig`."""
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, **options))
 
 
 def is_finite(model) -> bool:

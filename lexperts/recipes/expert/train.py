@@ -16,17 +16,14 @@ from transformers import AutoModelForCausalLM, Trainer
 from merge_tools import anchors
 from merge_tools.checkpoints import open_source
 from merge_tools.families import FAMILIES
-from modeling_lexicon.data_lexicon import DataCollatorForDefinitions
 from run_tools.errors import UserError, short_repr
-from run_tools.model_loading import open_config, open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.model_loading import open_config
+from run_tools.model_options import describe_load_errors, open_with_tokenizer
 from run_tools.pretrained import resolve_model
 
 from ..common.arguments import RunFolderArguments
-from ..common.causal_training import CheckpointTrainer, print_rank0, training_command
-from ..common.perplexity import perplexity_metric, token_nll
+from ..common.causal_training import add_lora, make_trainer, print_rank0, training_command
 from ..common.run_folder import open_run
-from ..common.training import trainer_options
 from .anchor import GATE, add_anchors
 from .arguments import FREEZE, DataArguments, ModelArguments
 from .card import CardCallback
@@ -72,19 +69,14 @@ def load(args: ModelArguments):
             f"--model-name-or-path {short_repr(name)} has the model_type {model_type!r}, which cannot be merged. Use one of "
             f"{', '.join(sorted(FAMILIES))}."
         )
-    with describe_load_errors("--model-name-or-path", name):
-        tokenizer, model = open_tokenizer(name), open_model(AutoModelForCausalLM, name, dtype=args.dtype)
+    model, tokenizer = open_with_tokenizer("--model-name-or-path", AutoModelForCausalLM, name, dtype=args.dtype)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     freeze(model, args.freeze)
     if args.anchor:
         add_anchors(model)
     if args.lora:
-        from peft import LoraConfig, get_peft_model
-
-        targets = ["gate_proj", "up_proj", "down_proj"]
-        options = {"r": args.lora_r, "lora_alpha": 2 * args.lora_r, "target_modules": targets, "task_type": "CAUSAL_LM"}
-        model = get_peft_model(model, LoraConfig(**options))
+        model = add_lora(model, args.lora_r, target_modules=["gate_proj", "up_proj", "down_proj"])
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     print_rank0(f"{count:,} of {model.num_parameters():,} weights are trained")
     return model, tokenizer
@@ -111,13 +103,10 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     model, tokenizer = load(model_args)
     files = {"train": data_args.train_files, "validation": data_args.validation_files}
     splits = {name: make_dataset(name, paths, tokenizer, data_args) for name, paths in files.items() if paths}
-    options = trainer_options(model, training_args, splits, DataCollatorForDefinitions(tokenizer), tokenizer)
-    options |= {"compute_metrics": perplexity_metric, "preprocess_logits_for_metrics": token_nll}
-    options["callbacks"] = [CardCallback(model_args)]
-    if not model_args.anchor:
-        return CheckpointTrainer(**options), folder
-    trainer = AnchoredTrainer(**options)
-    trainer.base_digest = anchors.digest_of_base(open_source("base", model_args.model_name_or_path))
+    cls = AnchoredTrainer if model_args.anchor else None
+    trainer = make_trainer(model, tokenizer, splits, training_args, cls, callbacks=[CardCallback(model_args)])
+    if model_args.anchor:
+        trainer.base_digest = anchors.digest_of_base(open_source("base", model_args.model_name_or_path))
     return trainer, folder
 
 

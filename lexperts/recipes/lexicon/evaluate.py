@@ -140,7 +140,10 @@ def score_all(args: EvaluationArguments, rows: list[dict], generated: dict[str, 
             except Exception as error:  # an error in one metric's package must not lose the others
                 if DEBUG.get():
                     raise
-                missing[metric] = describe_metric_error(error)
+                missing[metric] = one_line(error)
+                if isinstance(error, ModuleNotFoundError):
+                    install = "Install it with: pip install 'lexperts[definitions]'."
+                    missing[metric] = f"{error.name} is not installed. {install}"
                 bar.update(count - sum(map(len, by_system.values())))
                 continue
             facts[metric] = metric_facts
@@ -150,13 +153,6 @@ def score_all(args: EvaluationArguments, rows: list[dict], generated: dict[str, 
             for name, protocol in product(by_system, PROTOCOLS):
                 row_scores[name, protocol, metric] = np.stack([run[protocol] for run in by_system[name]])
     return row_scores, mauve, facts, missing
-
-
-def describe_metric_error(error: Exception) -> str:
-    """An error in one line, with how to install a missing package."""
-    if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed. Install it with: pip install 'lexperts[definitions]'."
-    return one_line(error)
 
 
 def over_seeds(values: list[float]) -> dict:

@@ -160,15 +160,11 @@ def run(args: RunArguments, driver: Driver | None = None) -> None:
     print_results(plans, driver.ran)
 
 
-def with_config(argv: list[str] | None) -> list[str]:
-    """The arguments; the first may be the recipe, without --config."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    return ["--config", *given] if given and not given[0].startswith("-") else given
-
-
 def main(argv: list[str] | None = None) -> None:
-    """`lexperts define run`."""
-    given = with_config(argv)
+    """`lexperts define run`; the first argument may be the recipe, without --config."""
+    given = sys.argv[1:] if argv is None else list(argv)
+    if given and not given[0].startswith("-"):
+        given.insert(0, "--config")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the running steps
     again = any(hyphenate(word).startswith("--from-step") for word in given)
     resume = f"Start the same command again{' without --from-step' * again} to resume."

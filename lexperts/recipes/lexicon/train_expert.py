@@ -6,26 +6,20 @@ accelerate launch --config-file fsdp2.yaml -m lexperts train lexicon-expert llam
 
 import json
 
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    set_seed,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from modeling_lexicon.data_lexicon import format_prompt
 from run_tools.errors import UserError, one_line, short_reason, short_repr
-from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.model_loading import open_tokenizer
+from run_tools.model_options import open_with_tokenizer
 from run_tools.yaml_files import check_names
 
 from ..common.arguments import RunFolderArguments
-from ..common.causal_training import print_rank0, training_command
+from ..common.causal_training import make_trainer, print_rank0, training_command
 from ..common.run_folder import open_run
 from ..common.training import train_bpe
 from .arguments import TRAINED, DataArguments, ModelArguments
-from .training import load_rows, make_dataset, make_trainer
+from .training import load_rows, make_dataset
 
 
 def check_fields(from_scratch: str) -> dict:
@@ -69,9 +63,8 @@ def load_or_create(args: ModelArguments, rows: list[dict], checkpoint: str | Non
     """The model and its tokenizer; a resumed run loads the tokenizer of its checkpoint."""
     if args.from_scratch is None:
         dropout = {} if args.attention_dropout is None else {"attention_dropout": args.attention_dropout}
-        with describe_load_errors("--model-name-or-path", args.model_name_or_path):
-            tokenizer = open_tokenizer(args.model_name_or_path)
-            return open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype, **dropout), tokenizer
+        name = args.model_name_or_path
+        return open_with_tokenizer("--model-name-or-path", AutoModelForCausalLM, name, dtype=args.dtype, **dropout)
     fields = check_fields(args.from_scratch)
     vocab_size = fields.get("vocab_size", LlamaConfig().vocab_size)
     tokenizer = open_tokenizer(checkpoint) if checkpoint else train_tokenizer(rows, vocab_size)

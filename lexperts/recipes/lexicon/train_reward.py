@@ -13,12 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from datasets import Dataset
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, TrainingArguments, set_seed
 
 from run_tools.fingerprints import digest, fingerprint
 from run_tools.model_loading import open_model, open_tokenizer

@@ -1,14 +1,11 @@
-"""What the training commands of LM-Lexicon share: rows, and the Trainer's metrics."""
+"""The rows that the training commands of LM-Lexicon read."""
 
 from datasets import Dataset
-from transformers import Trainer
 
-from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, tokenize_definitions
+from modeling_lexicon.data_lexicon import tokenize_definitions
 from run_tools.definition_rows import FIELDS, load_definition_rows
 
-from ..common.causal_training import CheckpointTrainer, print_rank0
-from ..common.perplexity import perplexity_metric, token_nll
-from ..common.training import trainer_options
+from ..common.causal_training import print_rank0
 from .arguments import DataArguments, RewardArguments
 
 
@@ -44,9 +41,3 @@ def make_dataset(name: str, rows: list[dict], tokenizer, max_length: int) -> Dat
         f"{too_long:,} rows longer than {max_length} tokens dropped"
     )
     return Dataset.from_dict({key: value for key, value in columns.items() if key != "row"})
-
-
-def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args) -> Trainer:
-    """The Trainer, which measures the perplexity of the validation definitions."""
-    options = trainer_options(model, training_args, splits, DataCollatorForDefinitions(tokenizer), tokenizer)
-    return CheckpointTrainer(**options, compute_metrics=perplexity_metric, preprocess_logits_for_metrics=token_nll)

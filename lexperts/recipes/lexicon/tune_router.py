@@ -11,20 +11,18 @@ With --lora the output is an adapter: LoRA on the attention, and the parts of --
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from merge_tools.families import MIXTURES
-from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.model_options import open_with_tokenizer
 
 from ..common.arguments import RunFolderArguments
-from ..common.causal_training import print_rank0, training_command
+from ..common.causal_training import add_lora, make_trainer, print_rank0, training_command
 from ..common.run_folder import open_run
 from .arguments import DataArguments, RouterArguments
 from .routing_report import format_report, module_names, routing_of, routing_sums, summarise, to_log_dict
-from .training import load_rows, make_dataset, make_trainer
+from .training import load_rows, make_dataset
 
 
 class RoutingReport(TrainerCallback):
@@ -77,14 +75,13 @@ def freeze(model, parts: tuple[str, ...]) -> None:
         )
 
 
-def add_lora(model, parts: tuple[str, ...], r: int):
-    """LoRA on the attention's linear layers; the modules of the trained parts are saved in full."""
+def lora_options(model, parts: tuple[str, ...]) -> dict[str, list[str]]:
+    """LoRA is on the attention's linear layers; the modules of the trained parts are saved in full."""
     modules = {"gates": "gate", "experts": "experts"}
     projections = ("q_proj", "k_proj", "v_proj", "o_proj")
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     attention = [name for name in linears if name.rsplit(".", 1)[-1] in projections]
-    options = {"target_modules": attention, "modules_to_save": [modules[part] for part in parts]}
-    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, **options))
+    return {"target_modules": attention, "modules_to_save": [modules[part] for part in parts]}
 
 
 def check_domains(rows: Dataset, config) -> Dataset:
@@ -106,9 +103,8 @@ def prepare(
     rows_by_split, overwrite = load_rows(data_args), folder_args.overwrite_output_dir
     folder = open_run("lexicon/tune_router.py", training_args, args, data_args, overwrite=overwrite)
     set_seed(training_args.seed)
-    with describe_load_errors("--model-name-or-path", args.model_name_or_path):
-        tokenizer = open_tokenizer(args.model_name_or_path)
-        model = open_model(AutoModelForCausalLM, args.model_name_or_path, dtype=args.dtype)
+    name = args.model_name_or_path
+    model, tokenizer = open_with_tokenizer("--model-name-or-path", AutoModelForCausalLM, name, dtype=args.dtype)
     freeze(model, args.parts)
     if args.router_aux_loss_coef is not None:
         model.config.router_aux_loss_coef = args.router_aux_loss_coef
@@ -118,7 +114,7 @@ def prepare(
             # The Trainer would count the auxiliary loss once per micro-batch; with this it averages whole losses.
             model.accepts_loss_kwargs = False
     if args.lora:
-        model = add_lora(model, args.parts, args.lora_r)
+        model = add_lora(model, args.lora_r, **lora_options(model, args.parts))
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     print_rank0(f"{trainable:,} of {total:,} parameters are trained: {args.train}" + ", LoRA on attention" * args.lora)

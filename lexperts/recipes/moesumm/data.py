@@ -9,9 +9,10 @@ from run_tools.fingerprints import fingerprint
 from run_tools.jsonl import read_jsonl
 from run_tools.options import parse_name_place
 
+from ..common.splits import SPLITS
 from .arguments import DOCUMENTS, SUMMARIES, DataArguments
 
-SPLITS = ("train", "validation", "test")
+EXAMPLE = '{"document": "...", "summary": "..."}'
 
 
 def load_sources(args: DataArguments) -> dict[str, dict[str, Dataset]]:
@@ -71,22 +72,17 @@ def load_splits(place: str) -> dict[str, list[dict] | Dataset]:
     """The rows of a folder, of a file (the same for every split), or of a Hub data set."""
     path = Path(place)
     if path.is_file():
-        return dict.fromkeys(SPLITS, read_rows(path))
+        return dict.fromkeys(SPLITS, read_jsonl(path, example=EXAMPLE))
     if path.is_dir():
         files = {split: path / f"{split}.jsonl" for split in SPLITS if (path / f"{split}.jsonl").exists()}
         if not files:
             raise FileNotFoundError(f"{place} contains none of train.jsonl, validation.jsonl and test.jsonl.")
-        return {split: read_rows(file) for split, file in files.items()}
+        return {split: read_jsonl(file, example=EXAMPLE) for split, file in files.items()}
     if path.suffix in (".jsonl", ".json"):
         raise FileNotFoundError(f"{place} does not exist.")
     name, _, configuration = place.partition(":")
     hub = load_dataset(name, configuration or None)
     return {split: hub[split] for split in SPLITS if split in hub}
-
-
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a JSON Lines file."""
-    return read_jsonl(path, example='{"document": "...", "summary": "..."}')
 
 
 def find_column(row: dict, requested: str | None, usual: tuple[str, ...], kind: str, place: str) -> str:

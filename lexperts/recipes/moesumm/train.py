@@ -23,13 +23,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from datasets import Dataset
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    TrainingArguments,
-    pipeline,
-    set_seed,
-)
+from transformers import AutoModelForSeq2SeqLM, TrainingArguments, pipeline, set_seed
 
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
 from run_tools.errors import RESUME
@@ -181,7 +177,8 @@ class FewShot:
         for name, number, draw in itertools.product(self.train, few.few_shot_rows, range(few.draws)):
             path = self.output / f"draw_{draw}" / f"{name}-{number}.jsonl"
             dataset = name if self.has_datasets else None
-            settings = self.settings(name, number, draw)
+            rows = sample_rows(self.train[name], number, seed=1000 * number + draw)
+            settings = self.settings(rows, draw)
             file = SummaryFile(path, self.test[name], self.generation_args, settings, dataset)
             saved = path.parent / f"{name}-{number}-model"
             check_model(file, saved)
@@ -191,7 +188,7 @@ class FewShot:
             print(f"{name}, {number} rows, draw {draw}", flush=True)
             file.start()  # the record, so that the model is known to be of this run
             shutil.rmtree(saved, ignore_errors=True)
-            model = self.adapt(name, number, draw)
+            model = self.adapt(name, rows, draw)
             if few.save_models:
                 part = saved.with_suffix(".part")
                 pipeline("moe-summarization", model=model, tokenizer=self.tokenizer).save_pretrained(part)
@@ -199,19 +196,15 @@ class FewShot:
             file.write_summaries(model, self.tokenizer)
         print(f"\nThe summaries are in {self.output}: lexperts evaluate moesumm --systems 'ours={self.output}/draw_*'")
 
-    def settings(self, name: str, number: int, draw: int) -> dict:
+    def settings(self, rows: Dataset, draw: int) -> dict:
         """The settings of the training on a sample."""
         lengths = {limit: getattr(self.data_args, limit) for limit in ("max_source_length", "max_target_length")}
-        sample = {"name": f"{number} rows, draw {draw}", "sha256": hash_rows(self.sample(name, number, draw))}
+        sample = {"name": f"{len(rows)} rows, draw {draw}", "sha256": hash_rows(rows)}
         more = {"few_rows": sample, "deputies_only": self.few_shot_args.deputies_only or not self.has_datasets}
         more["model_name_or_path"] = self.start
         return collect_settings("moesumm/train.py, few_shot", self.args, self.training_args, **lengths, **more)
 
-    def sample(self, name: str, number: int, draw: int):
-        """The rows of a sample."""
-        return sample_rows(self.train[name], number, seed=1000 * number + draw)
-
-    def adapt(self, name: str, number: int, draw: int):
+    def adapt(self, name: str, rows: Dataset, draw: int):
         """The model after training on a sample: deputies and selectors, or all weights of a backbone or on request."""
         training_args = copy.copy(self.training_args)
         training_args.seed = self.training_args.seed + draw
@@ -224,7 +217,6 @@ class FewShot:
                 model.config.label_smoothing = self.args.label_smoothing
             if self.few_shot_args.deputies_only:
                 model.freeze_all_but_deputies()
-        rows = self.sample(name, number, draw)
         make_trainer(model, self.tokenizer, self.args, self.data_args, training_args, rows).train()
         return model
 
