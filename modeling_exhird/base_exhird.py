@@ -60,13 +60,7 @@ class ExhirdPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrai
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the pretrained encoder's query and value
         projections; all other modules are trained and saved. `overrides` are fields of `LoraConfig` that replace these.
 
-        Warns:
-            UserWarning: for a model that has not been saved, since the adapter could not be opened again.
-
-        Raises:
-            ImportError: without Lexperts or peft.
-            ValueError: without a trainable pretrained encoder, and for an encoder whose query and value projections have
-                unknown names; then pass `target_modules`.
+        Warns, Raises: as `run_tools.adapters.make_lora_config`, and a `ValueError` without a trainable pretrained encoder.
         """
         config = self.config
         if config.encoder_type != "pretrained" or config.freeze_backbone:

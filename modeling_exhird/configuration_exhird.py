@@ -144,7 +144,10 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
         Raises:
             ValueError: for an unknown field, or a value out of range.
         """
-        validate_config_kwargs(options, "ExhirdConfig.from_tokenizer()")
+        known = {field.name for field in fields(cls)}
+        for name in sorted(options.keys() - known):
+            hint = did_you_mean(name, known)
+            raise ValueError(f"ExhirdConfig.from_tokenizer() got an unexpected argument {name!r}. {hint}")
         ids = {name: getattr(tokenizer, name) for name in (*TOKEN_FIELDS, "unk_token_id", "pad_token_id")}
         ids |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
         return cls(vocab_size=len(tokenizer), **{**ids, **options})
@@ -249,14 +252,6 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
                 "sparse_attention_implementation='block' does not support the top-k mask (use_top_k=True). "
                 "Use 'auto' or 'dense', or use_top_k=False."
             )
-
-
-def validate_config_kwargs(options: dict, function: str):
-    """Raises a `ValueError` for an unknown field."""
-    known = {field.name for field in fields(ExhirdConfig)}
-    for name in options:
-        if name not in known:
-            raise ValueError(f"{function} got an unexpected argument {name!r}. {did_you_mean(name, known)}")
 
 
 ExhirdConfig.register_for_auto_class()

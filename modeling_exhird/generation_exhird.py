@@ -86,12 +86,8 @@ class PhraseGenerationMixin(GenerationMixin):
         generation_config = copy.deepcopy(generation_config)
 
         def setting(name):
-            candidates = (
-                kwargs.get(name),
-                getattr(generation_config, name, None),
-                getattr(self.generation_config, name, None),
-            )
-            return next((value for value in candidates if value is not None), None)
+            of_configs = (getattr(config, name, None) for config in (generation_config, self.generation_config))
+            return next((value for value in (kwargs.get(name), *of_configs) if value is not None), None)
 
         check_supported(setting)
         end = kwargs.get("eos_token_id", self.config.eos_token_id)

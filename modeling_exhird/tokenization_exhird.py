@@ -73,6 +73,11 @@ class EncodedSource(NamedTuple):
     offsets: list[tuple[str, int, int] | None]
 
 
+def mark_id(mark: str, meaning: str) -> property:
+    """The id of a mark in the vocabulary of an `ExhirdTokenizer`."""
+    return property(lambda self: self._tokenizer.token_to_id(mark), doc=f"The id of `{mark}`, {meaning}.")
+
+
 class ExhirdTokenizer(PreTrainedTokenizerFast):
     """A word tokenizer; it adds no special tokens around a text.
 
@@ -208,25 +213,10 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
         """The folder of the sub-word tokenizer, as tokenizer_config.json records it."""
         return None if self.subword_tokenizer is None else SUBWORD_FOLDER
 
-    @property
-    def end_phrase_token_id(self) -> int:
-        """The id of `;`, the token after the last word of a phrase."""
-        return self._tokenizer.token_to_id(END_PHRASE)
-
-    @property
-    def present_token_id(self) -> int:
-        """The id of `<p_start>`, the token before a present phrase."""
-        return self._tokenizer.token_to_id(PRESENT)
-
-    @property
-    def absent_token_id(self) -> int:
-        """The id of `<a_start>`, the token before an absent phrase."""
-        return self._tokenizer.token_to_id(ABSENT)
-
-    @property
-    def title_end_token_id(self) -> int:
-        """The id of `<eot>`, the token between title and text."""
-        return self._tokenizer.token_to_id(TITLE_END)
+    end_phrase_token_id = mark_id(END_PHRASE, "the token after the last word of a phrase")
+    present_token_id = mark_id(PRESENT, "the token before a present phrase")
+    absent_token_id = mark_id(ABSENT, "the token before an absent phrase")
+    title_end_token_id = mark_id(TITLE_END, "the token between title and text")
 
     def split_words(self, text: str) -> list[tuple[str, int, int]]:
         """The normalised words of a text, in the vocabulary or not, with start and end in the original text.

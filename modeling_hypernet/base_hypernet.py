@@ -134,13 +134,7 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
         with everything else trained and saved. peft's default would freeze the hypernetwork and leave it out of the
         adapter. `overrides` are fields of `LoraConfig` that replace these.
 
-        Warns:
-            UserWarning: if the model has not been saved; the adapter could not be opened again.
-
-        Raises:
-            ImportError: without Lexperts or peft.
-            ValueError: for a frozen backbone, and if the backbone's projections have unknown names; then pass
-                `target_modules`.
+        Warns, Raises: as `run_tools.adapters.make_lora_config`, and a `ValueError` for a frozen backbone.
         """
         if self.config.freeze_backbone:
             raise ValueError(

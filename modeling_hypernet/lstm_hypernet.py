@@ -208,11 +208,6 @@ class Recurrence(torch.autograd.Function):
 LSTM_FUNCTIONS = {"eager": lstm_eager, "per_example": lstm_per_example, "batched": lstm_batched}
 
 
-def fastest_implementation(device: torch.device) -> str:
-    """The fastest implementation on a device, as measured by benchmarks/hypernet_speed.py."""
-    return "per_example" if device.type == "cpu" else "batched"
-
-
 class GeneratedLstm(nn.Module):
     """H^S = LSTM_{W(z)}(H^v): encodes each text with weights that are generated from its meta-text's z   (Eq. 4-8)
 
@@ -237,7 +232,8 @@ class GeneratedLstm(nn.Module):
 
     def forward(self, x, lengths, z, implementation: str = "auto") -> torch.Tensor:
         """H^v (B, L, N_x), lengths (B,), z (B, N_z) -> H^S (B, L, N_h), or (B, L, 2 N_h) if bidirectional; 0 at padding."""
-        name = fastest_implementation(x.device) if implementation == "auto" else implementation
+        fastest = "per_example" if x.device.type == "cpu" else "batched"  # by benchmarks/hypernet_speed.py
+        name = fastest if implementation == "auto" else implementation
         lstm, states, order = LSTM_FUNCTIONS[name], [], lengths.argsort(descending=True)
         if name == "batched":  # z is sorted, before it becomes weights, which are large
             x, lengths, z = x[order], lengths[order], z[order]

@@ -33,10 +33,8 @@ class ValidatedConfigMixin(CheckedConfigMixin):
         Raises:
             ValueError: for the configuration of another model, a value out of range, and what `CheckedConfigMixin` refuses.
         """
-        model_type, readable = (
-            config_dict.get("model_type", cls.model_type),
-            cls.readable_model_types or (cls.model_type,),
-        )
+        model_type = config_dict.get("model_type", cls.model_type)
+        readable = cls.readable_model_types or (cls.model_type,)
         if model_type not in readable:
             raise ValueError(
                 f"model_type={model_type!r} is not supported by {cls.__name__}, which reads "

@@ -233,11 +233,7 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of encoder
         and decoder; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
 
-        Warns:
-            UserWarning: for a model that has not been saved, because its adapter could not be loaded again.
-
-        Raises:
-            ImportError: without Lexperts or peft.
+        Warns, Raises: as `run_tools.adapters.make_lora_config`.
         """
         options = {"task_type": self.lora_task, "modules_to_save": ["deputies"]}
         return lexperts_tools("adapters", "lora_config()").make_lora_config(self, overrides, self.backbone, **options)

@@ -162,14 +162,10 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
         require_range(self, ["label_smoothing"], 0, 1)
         require_one_of(self, {"gate_position": GATE_POSITIONS, "margin_main": MARGIN_MAIN})
         check_datasets(self.datasets)
-        if not self.main_expert:
-            self._check_flat()
-
-    def _check_flat(self):
-        """FlatMoE has one selector, no margin, and experts of the backbone's size."""
+        # FlatMoE has one selector, no margin, and experts of the backbone's size
         for name, accepted in (("dataset_aware", False), ("margin_loss_coef", 0), ("deputy_intermediate_size", None)):
             value = getattr(self, name)
-            if value != accepted:
+            if not self.main_expert and value != accepted:
                 raise ValueError(f"{name}={value} needs a main expert. Leave {name} out, or set main_expert=True.")
 
 

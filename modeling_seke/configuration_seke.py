@@ -111,8 +111,7 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.id2label is None and self.label2id is None and "num_labels" not in kwargs:
             self.id2label = dict(enumerate(KEYPHRASE_LABELS))
-            self.label2id = {label: i for i, label in enumerate(KEYPHRASE_LABELS)}
-        elif self.id2label is None and self.label2id is not None:
+        if self.id2label is None and self.label2id is not None:
             self.id2label = {i: label for label, i in self.label2id.items()}
         elif self.label2id is None and self.id2label is not None:
             self.label2id = {label: int(i) for i, label in self.id2label.items()}

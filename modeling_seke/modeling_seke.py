@@ -168,12 +168,7 @@ class SekePreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTraine
         Args:
             overrides: fields of `LoraConfig` that replace these.
 
-        Warns:
-            UserWarning: if the model has not been saved; the adapter could not be opened again.
-
-        Raises:
-            ImportError: without Lexperts or peft.
-            ValueError: if the backbone's projections have unknown names; pass `target_modules`.
+        Warns, Raises: as `run_tools.adapters.make_lora_config`.
         """
         parts = ("style_embedding", "moe", "rnn", "classifier")
         head = [name for name in parts if getattr(self, name, None) is not None]
@@ -338,13 +333,11 @@ class SekeForTokenClassification(SekeModel):
     ) -> SekeTokenClassifierOutput:
         """
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids (`(B, S)`), inputs_embeds (`(B, S, d)`):
-                as for the backbone; `token_type_ids` are ignored if the backbone has none.
-            style_ids (`(B,)`): for a model with `config.styles`, the style of each row: its index in them plus 1, 0 for none.
+            input_ids to style_ids: as in `SekeModel.forward`.
             labels (`(B, S)`): label ids; -100 for tokens without a label (all but a word's first sub-token).
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer passes it;
                 the loss is then the sum divided by it, so gradient accumulation changes nothing.
-            kwargs: `packed_tokens`, see `pack_tokens`; others are for the backbone, such as `output_hidden_states`.
+            kwargs: as in `SekeModel.forward`.
 
         Raises:
             ValueError: for an `attention_mask` that is not `(B, S)`.
