@@ -215,9 +215,8 @@ def window_attention(q, k, v, mask, g: int, pattern: SparsePattern, relative: Re
     (B, L), device = mask.shape, q.device
     r = pattern.window // 2 if pattern.use_window else None
     C = max(BLOCK_SIZE, r or 0)
-    to_keys, to_offsets = biased_queries(
-        blocks(q, C, 2).transpose(1, 2).contiguous(), relative, scale
-    )  # (A, D, B, C, d)
+    queries = blocks(q, C, 2).transpose(1, 2).contiguous()  # (A, D, B, C, d)
+    to_keys, to_offsets = biased_queries(queries, relative, scale)
     D = to_keys.shape[1]
 
     start = torch.arange(0, D * C, C, device=device)[:, None]

@@ -195,9 +195,8 @@ class PretrainedWordEncoder(nn.Module):
         for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict", "_no_split_modules"):
             setattr(self, name, getattr(backbone, name))
         self.project = nn.Linear(config.text_config.hidden_size, config.hidden_size)
-        self.no_subword_embedding = nn.Embedding(
-            1, config.text_config.hidden_size
-        )  # a module, so that peft can save it
+        # a module, so that peft can save it
+        self.no_subword_embedding = nn.Embedding(1, config.text_config.hidden_size)
 
     def train(self, mode: bool = True):
         """As in PyTorch, but a frozen backbone stays in eval mode, without dropout."""

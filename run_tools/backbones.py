@@ -54,9 +54,8 @@ def load_over_backbone(
         ValueError: for weights that do not match their own configuration, and from `make_config`.
     """
     source, load_kwargs = resolve_backbone(name_or_path), dict(load_kwargs)
-    load_kwargs["use_safetensors"] = (
-        load_kwargs.get("use_safetensors") is not False
-    )  # False: the caller trusts a pickle file
+    # False: the caller trusts a pickle file
+    load_kwargs["use_safetensors"] = load_kwargs.get("use_safetensors") is not False
     inner, skeleton = load_backbone_config(cls, source, load_kwargs)
     if name_or_path == "minilm":
         inner.name_or_path = MINILM

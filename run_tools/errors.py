@@ -108,7 +108,8 @@ def user_errors(
         report(interrupted if isinstance(interrupted, str) else interrupted(), "interrupted")
         sys.exit(getattr(error, "status", 130))
     except BrokenPipeError:  # of `lexperts ... | head`
-        silence_output()
+        with suppress(OSError, ValueError):  # discards what is still to be written, also at the process's end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         if debug or hasattr(error, "exit_code"):  # of typer, which ends a command by such an exception
@@ -119,12 +120,6 @@ def user_errors(
         sys.exit(getattr(error, "status", 2 if isinstance(error, USER_ERRORS) else 1))
     finally:
         DEBUG.reset(token)
-
-
-def silence_output() -> None:
-    """Discards what is still to be written to a standard output that no process reads, also at the process's end."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def short_reason(error: Exception) -> str:

@@ -19,17 +19,12 @@ CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZER_FILES = (
-    "tokenizer_config.json",
-    "tokenizer.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-)
+    "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+)  # fmt: skip
 LAYERS = re.compile(r"(^|_)(num_(hidden_)?layers|(encoder|decoder)_layers|n_layers?|num_\w*_layers)$")
 SIZES = re.compile(r"(^|_)(size|dim|d_model|d_ff|d_kv|heads|experts|labels|ffn_dim|n_embd|n_head|embeddings)$")
-FREE = re.compile(
-    r"window|chunk|batch|beam|kernel|position|pad|max_|per_tok"
-)  # sizes of no tensor, or of none that is saved
+# sizes of no tensor, or of none that is saved
+FREE = re.compile(r"window|chunk|batch|beam|kernel|position|pad|max_|per_tok")
 IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")  # under which transformers looks up kernels
 MOST_LABELS = 100_000
 UNKNOWN = 1 << 40  # elements of a checkpoint whose weights are elsewhere
@@ -55,10 +50,8 @@ def find_file(name: str | os.PathLike, file: str, **options: Any) -> Path | None
     from transformers.utils import cached_file
 
     hub = {key: value for key, value in options.items() if key in HUB_OPTIONS and value is not None}
-    quiet = dict.fromkeys(("missing_entries", "gated_repo", "connection_errors"), False)
-    found = cached_file(
-        str(name), file, **hub, **{f"_raise_exceptions_for_{key}": value for key, value in quiet.items()}
-    )
+    errors = ("missing_entries", "gated_repo", "connection_errors")
+    found = cached_file(str(name), file, **hub, **{f"_raise_exceptions_for_{error}": False for error in errors})
     return None if found is None else Path(found)
 
 
@@ -235,11 +228,8 @@ def find_unknown_type(config: dict[str, Any], path: str = "") -> str | None:
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")
-    if (
-        kind not in (None, "")
-        and "auto_map" not in config
-        and (not isinstance(kind, str) or kind not in CONFIG_MAPPING)
-    ):
+    is_known = kind in (None, "") or (isinstance(kind, str) and kind in CONFIG_MAPPING)
+    if not is_known and "auto_map" not in config:
         return f"{path}model_type={short_repr(kind)}"
     nested = ((key, value) for key, value in config.items() if isinstance(value, dict) and "model_type" in value)
     return next((found for key, value in nested if (found := find_unknown_type(value, f"{path}{key}."))), None)

@@ -21,14 +21,8 @@ from .model_files import (
     find_tokenizer_damage,
 )
 
-NO_FIELDS = {
-    "dtype",
-    "torch_dtype",
-    "config",
-    "attn_implementation",
-    "experts_implementation",
-    *HUB_OPTIONS,
-}  # change no shapes
+# of options that change no shapes
+NO_FIELDS = {"dtype", "torch_dtype", "config", "attn_implementation", "experts_implementation", *HUB_OPTIONS}
 SLACK = 50_000_000  # values that a model may have beyond twice those of its files, such as a pooler that was not saved
 SHOWN = 5
 
@@ -56,9 +50,8 @@ def one_line_errors(
             raise PipelineLoadingError(str(error)) from error
         raise
     except BaseException as error:  # transformers and tokenizers raise anything for a damaged file, also Rust panics
-        hub = {
-            key: value for key, value in options.items() if key in HUB_OPTIONS or key in ("variant", "use_safetensors")
-        }
+        names = (*HUB_OPTIONS, "variant", "use_safetensors")
+        hub = {key: value for key, value in options.items() if key in names}
         try:
             damage = find(name, **hub)
         except Exception:  # such as no connection, which the first error says

@@ -8,9 +8,8 @@ from typing import Any
 
 from .errors import one_line
 
-LAST_ERROR = re.compile(
-    r"^[\w.]*(?:Error|Exception)\b.*|\A.*", re.M
-)  # a line of a traceback that is not indented, or the first line
+# a line of a traceback that is not indented, or the first line
+LAST_ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b.*|\A.*", re.M)
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -45,11 +44,6 @@ def parse_device(name: str | None):
             f"--device {name!r} is not available: {cause.rstrip('.')}. Use cpu, or leave the option out."
         ) from error
     return torch.device(name)
-
-
-def last_cause(message: str) -> str:
-    """The exception at the end of a message that quotes tracebacks, as that of a pipeline does; else the message."""
-    return LAST_ERROR.findall(message)[-1] if "Traceback (most recent call last)" in message else message
 
 
 def is_path(name: str) -> bool:
@@ -111,7 +105,11 @@ def describe_load_errors(option: str, name: str):
             raise OSError(problem)
         yield
     except Exception as error:  # whatever transformers raises
-        cause = last_cause(str(error)) if isinstance(error, (OSError, ValueError, ImportError)) else one_line(error)
+        cause = str(error) if isinstance(error, (OSError, ValueError, ImportError)) else one_line(error)
+        if (
+            "Traceback (most recent call last)" in cause
+        ):  # of a pipeline, which quotes tracebacks: the exception at the end
+            cause = LAST_ERROR.findall(cause)[-1]
         cause = " ".join(cause.split()) or type(error).__name__
         if not is_path(str(name)):
             cause = f"the folder does not exist, and as a Hub id: {cause}"

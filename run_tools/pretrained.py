@@ -1,6 +1,5 @@
 """Pretrained models that come as packages of PyPI and are known by a name: `smollm2`, a Llama of 135 million parameters."""
 
-import hashlib
 import os
 import shutil
 from importlib.util import find_spec
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from .cards import join_card
 from .claims import locked, remove_empty
 from .errors import UserError
-from .files import write_file
+from .files import hash_file, write_file
 
 
 class PackagedModel(NamedTuple):
@@ -59,9 +58,7 @@ def packaged_file(name: str) -> Path:
     path = Path(spec.origin).parent / model.file
     if not path.is_file():
         raise UserError(f"{path} does not exist. Install the package again: {model.install}")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != model.sha256:
+    if hash_file(path) != model.sha256:
         raise UserError(f"{path} is damaged or of another version. Install the package again: {model.install}")
     return path
 

@@ -148,7 +148,7 @@ class Corpus:
             is_new: leaves out the documents for which it is false. Blocks are counted without them, and all documents are parsed.
         """
         items: Iterator[Any] = self._records() if is_new is None else filter(is_new, self.read())
-        parse: Callable[[int, Any], Row] = self._row if is_new is None else _second
+        parse: Callable[[int, Any], Row] = self._row if is_new is None else lambda number, row: row
         number, finished, characters = 0, finished or {}, 0
         rows: list[Row] = []
         while True:
@@ -369,10 +369,6 @@ class Corpus:
 def is_words(text) -> bool:
     """Whether a text is a list or tuple of strings."""
     return isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text)
-
-
-def _second(number: int, row: Row) -> Row:
-    return row
 
 
 def _fail(message: str):

@@ -29,9 +29,8 @@ class Peeked(io.RawIOBase):
     """A binary stream whose first bytes, `head`, have been looked at."""
 
     def __init__(self, file):
-        self._read = getattr(
-            file, "read1", file.read
-        )  # of a truncated archive, read1 returns what comes before the error
+        # of a truncated archive, read1 returns what comes before the error
+        self._read = getattr(file, "read1", file.read)
         self._rest = self.head = self._read(HEAD)
 
     def readable(self) -> bool:

@@ -84,9 +84,8 @@ class GenerationProcess:
 
         found = process_valid(generate, rows, check, progress)
         for phrase in (phrase for phrases, error in found if error is None for phrase in phrases):
-            phrase["field"] = (
-                phrase.get("field", "text") if phrase["present"] else None
-            )  # without a title there is none
+            # without a title there is none
+            phrase["field"] = phrase.get("field", "text") if phrase["present"] else None
         return [{"error": error} if error else {"keyphrases": phrases} for phrases, error in found]
 
     def types(self) -> dict:

@@ -13,11 +13,8 @@ IGNORED = -100  # label of a token without a loss
 EXAMPLE = (
     '{"text": "..."}, {"messages": [{"role": "user", "content": "..."}]} or {"prompt": "...", "completion": "..."}'
 )
-KINDS = (
-    ("text",),
-    ("messages",),
-    ("prompt", "completion"),
-)  # columns of a row: the first of these that it has and are not null
+# columns of a row: the first of these that it has and are not null
+KINDS = (("text",), ("messages",), ("prompt", "completion"))
 Row = dict[str, list[int]]
 
 

@@ -206,11 +206,9 @@ class Plan:
 
     def rows(self, train: list[str] | None = None) -> dict:
         """The options that name the rows of a training; without validation rows nothing is evaluated."""
-        files = {
-            "train_files": train or self.config["train_files"],
-            "validation_files": self.config["validation_files"],
-        }
-        return files if files["validation_files"] else {"train_files": files["train_files"], "eval_strategy": "no"}
+        held_out = self.config["validation_files"]
+        files = {"train_files": train or self.config["train_files"]}
+        return files | ({"validation_files": held_out} if held_out else {"eval_strategy": "no"})
 
     def base(self) -> str:
         """The model that all experts start from: trained in a step, or given."""
