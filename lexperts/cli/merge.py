@@ -1,7 +1,6 @@
 """`merge-experts`: the command line of `merge_tools`. Each command calls the function of the same name."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -489,7 +488,3 @@ def cluster(
 def main():
     """Runs the command."""
     run_app(app)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
