@@ -326,9 +326,7 @@ class DataCollatorForTextPairs:
 
 def validate_labels(labels: torch.Tensor, labelled: torch.Tensor, id2label: Mapping[int, str]):
     """Validates labels (B, S) at the tokens of a mask (B, S). A row may begin with an I: windows may split a keyphrase.
-
-    Raises:
-        ValueError: for an id outside `id2label`, and for an I after an O or after another type.
+    Raises a `ValueError` for an id outside `id2label`, and for an I after an O or after another type.
     """
     unknown = labelled & ((labels < 0) | (labels >= len(id2label)))
     if unknown.any():
@@ -353,10 +351,8 @@ def validate_labels(labels: torch.Tensor, labelled: torch.Tensor, id2label: Mapp
 
 
 def validate_positions(positions: torch.Tensor, main: torch.Tensor, real: torch.Tensor):
-    """Validates starts or ends of answers (B,); masks of the main text and of all real tokens (B, S).
-
-    Raises:
-        ValueError: for a position that is neither in the main text nor the row's first token.
+    """Validates starts or ends of answers (B,); masks of the main text and of all real tokens (B, S). Raises a `ValueError`
+    for a position that is neither in the main text nor the row's first token.
     """
     S = real.shape[1]
     allowed = main | (real & (real.cumsum(1) == 1))

@@ -98,10 +98,8 @@ def special_tokens(config, input_ids: torch.Tensor | None) -> torch.Tensor:
 
 
 def split_segments(meta: torch.Tensor, main: torch.Tensor) -> tuple[LeftAlignedTokens, LeftAlignedTokens]:
-    """Masks (B, S) of meta-text and main text -> both texts, left-aligned.
-
-    Raises:
-        ValueError: for a main text that follows its meta-text without a separator.
+    """Masks (B, S) of meta-text and main text -> both texts, left-aligned. Raises a `ValueError` for a main text that
+    follows its meta-text without a separator.
     """
     if torch.compiler.is_compiling():
         return LeftAlignedTokens(meta, meta.shape[1]), LeftAlignedTokens(main, main.shape[1])

@@ -11,10 +11,8 @@ CACHE = "cache" if "cache" in PREPARE.parameters else "past_key_values"  # the i
 
 
 def accepts_both_names(forward):
-    """Decorates a method with the argument `cache`: it can also be passed as `past_key_values`, with any version.
-
-    Raises:
-        ValueError: for calls with both.
+    """Decorates a method with the argument `cache`: it can also be passed as `past_key_values`, with any version. Raises a
+    `ValueError` for calls with both.
     """
 
     @functools.wraps(forward)

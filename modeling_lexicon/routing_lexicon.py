@@ -186,10 +186,7 @@ def resolve_prompt_mask(
     shape: tuple[int, int], attention_mask: torch.Tensor | None, prompt_mask: torch.Tensor | None, device
 ) -> torch.Tensor:
     """The tokens (B, T), bool, that a decision per row reads: the real tokens of `prompt_mask`, or all real tokens; for a
-    row without any its first real token.
-
-    Raises:
-        ValueError: for masks of another shape.
+    row without any its first real token. Raises a `ValueError` for masks of another shape.
     """
     B, T = shape
     real = torch.ones(shape, dtype=torch.bool, device=device)

@@ -105,9 +105,7 @@ def open_backbone_tokenizer(name_or_path: str | os.PathLike, options: dict[str, 
 
 def split_options(options: dict[str, Any], config_fields: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Splits keyword arguments of `from_backbone` into fields of the configuration and arguments of `from_pretrained`.
-
-    Raises:
-        ValueError: for an argument that is neither.
+    Raises a `ValueError` for an argument that is neither.
     """
     config_fields, loading = set(config_fields), (*HUB_OPTIONS, *WEIGHT_OPTIONS)
     for name in options:
@@ -120,10 +118,8 @@ def split_options(options: dict[str, Any], config_fields: Iterable[str]) -> tupl
 
 
 def load_backbone_config(cls: Any, source: str, load_kwargs: dict[str, Any]):
-    """The backbone's configuration, and the backbone without memory for its weights, for the names of its parameters.
-
-    Raises:
-        OSError: if its files are damaged, or if it is not a backbone.
+    """The backbone's configuration, and the backbone without memory for its weights, for the names of its parameters. Raises
+    an `OSError` if its files are damaged, or if it is not a backbone.
     """
     import torch
     from transformers import AutoConfig

@@ -49,11 +49,9 @@ class Claim:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Claim | None":
-        """The claim on a folder, `None` if the folder does not exist or is empty.
-
-        Raises:
-            UserError: if the folder has no record or a damaged one, or holds a file that the record does not name, or one that is not
-                as it was written. The message names the file and the fix.
+        """The claim on a folder, `None` if the folder does not exist or is empty. Raises a `UserError` if the folder has no
+        record or a damaged one, or holds a file that the record does not name, or one that is not as it was written. The
+        message names the file and the fix.
         """
         folder = Path(folder)
         if not os.path.lexists(folder):
@@ -188,9 +186,7 @@ def remove_lock(folder: Path) -> None:
 @contextmanager
 def locked(folder: Path) -> Iterator[IO[bytes]]:
     """Creates a folder, and locks it until the end of the context and of all processes that inherit the file it yields.
-
-    Raises:
-        BlockingIOError: if another process has locked it.
+    Raises a `BlockingIOError` if another process has locked it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("ab") as file:

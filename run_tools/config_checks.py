@@ -19,11 +19,8 @@ class CheckedConfigMixin:
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """As in transformers.
-
-        Raises:
-            ValueError: for a misspelt field among `kwargs`, and a Hub kernel named in `config_dict`. A kernel passed in `kwargs`
-                (`attn_implementation=...`) is accepted.
+        """As in transformers. Raises a `ValueError` for a misspelt field among `kwargs`, and a Hub kernel named in
+        `config_dict`. A kernel passed in `kwargs` (`attn_implementation=...`) is accepted.
         """
         refuse_misspelt_fields(cls, kwargs)
         return super().from_dict(without_foreign_code(config_dict), **kwargs)
@@ -46,10 +43,8 @@ def own_code_only(config_class: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_foreign_code(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration from a file. Those inside it, such as a backbone's, lose their references to code.
-
-    Raises:
-        CheckpointError: for a Hub kernel.
+    """A configuration from a file. Those inside it, such as a backbone's, lose their references to code. Raises a
+    `CheckpointError` for a Hub kernel.
     """
     refuse_kernels(config)
     return {

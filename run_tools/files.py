@@ -35,10 +35,8 @@ def hash_file(path: Path) -> str:
 
 
 def write_file(path: str | Path, content: bytes | str) -> None:
-    """Writes a file under another name, flushes it to the disk and renames it.
-
-    Raises:
-        OSError: if the disk is full, among others; no part of the file is left.
+    """Writes a file under another name, flushes it to the disk and renames it. Raises an `OSError` if the disk is full,
+    among others; no part of the file is left.
     """
     path = Path(path)
     new = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -57,9 +57,7 @@ def check_columns(row: Mapping, required: Sequence[str], where: str, example: st
 
 def rows_of_file(path: str | Path, example: str = EXAMPLE) -> Iterator[tuple[str, Any]]:
     """Yields the place and the value of each line that is not blank, or of each element of the array of a `.json` file.
-
-    Raises:
-        UserError: for a line that is not JSON, in UTF-8 or the encoding of the file's byte order mark.
+    Raises a `UserError` for a line that is not JSON, in UTF-8 or the encoding of the file's byte order mark.
     """
     with open(path, "rb") as file:
         rows = placed_json_rows(file, may_be_array=Path(path).suffix.lower() == ".json")

@@ -56,11 +56,7 @@ def find_file(name: str | os.PathLike, file: str, **options: Any) -> Path | None
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        CheckpointError: if it cannot be read, or holds anything else.
-    """
+    """The object in a JSON file. Raises a `CheckpointError` if it cannot be read, or holds anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -77,10 +73,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in a safetensors file, from its header.
-
-    Raises:
-        CheckpointError: for a file that is damaged or incomplete.
+    """The shapes of the tensors in a safetensors file, from its header. Raises a `CheckpointError` for a file that is
+    damaged or incomplete.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -97,11 +91,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def list_shards(path: Path) -> list[str]:
-    """The files that an index names, each checked to lie beside it.
-
-    Raises:
-        CheckpointError: for an index of another form.
-    """
+    """The files that an index names, each checked to lie beside it. Raises a `CheckpointError` for an index of another form."""
     weight_map = read_object(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map={short_repr(weight_map)} is not an object of tensors and files.")
@@ -114,10 +104,8 @@ def list_shards(path: Path) -> list[str]:
 
 
 def read_tensors(name: str | os.PathLike, **options: Any) -> dict[str, tuple[int, ...]] | None:
-    """The shapes of a checkpoint's tensors; `None` if it has no safetensors files under the usual names.
-
-    Raises:
-        CheckpointError: for damaged files, shards that are missing, and tensors that the index names and no shard has.
+    """The shapes of a checkpoint's tensors; `None` if it has no safetensors files under the usual names. Raises a
+    `CheckpointError` for damaged files, shards that are missing, and tensors that the index names and no shard has.
     """
     variant = options.get("variant")
     single, index = (

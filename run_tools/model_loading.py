@@ -69,10 +69,8 @@ def one_line_errors(
 
 
 def open_config(name: Any, **options: Any):
-    """`AutoConfig.from_pretrained` without code of the checkpoint, unless `trust_remote_code=True` is passed.
-
-    Raises:
-        CheckpointError: for files that are damaged.
+    """`AutoConfig.from_pretrained` without code of the checkpoint, unless `trust_remote_code=True` is passed. Raises a
+    `CheckpointError` for files that are damaged.
     """
     from transformers import AutoConfig
 
@@ -107,9 +105,7 @@ def open_model(cls: Any, name: Any, *args: Any, new: Sequence[str] = (), **optio
 
 def open_pipeline(task: str, name: Any, **options: Any):
     """`transformers.pipeline(task, model=name)` without code of the checkpoint, unless `trust_remote_code=True` is passed.
-
-    Raises:
-        CheckpointError: as in `open_model`.
+    Raises a `CheckpointError` as in `open_model`.
     """
     from transformers import pipeline
 

@@ -14,11 +14,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def parse_dtype(name: str):
-    """The `torch.dtype` of a name.
-
-    Raises:
-        ValueError: if the name is not one of `DTYPES`.
-    """
+    """The `torch.dtype` of a name. Raises a `ValueError` if the name is not one of `DTYPES`."""
     import torch
 
     if name not in DTYPES:
@@ -27,10 +23,8 @@ def parse_dtype(name: str):
 
 
 def parse_device(name: str | None):
-    """The `torch.device` of a name; by default an accelerator if available, else the CPU.
-
-    Raises:
-        ValueError: if the device is not available.
+    """The `torch.device` of a name; by default an accelerator if available, else the CPU. Raises a `ValueError` if the
+    device is not available.
     """
     import torch
 
@@ -74,9 +68,7 @@ def find_model_problem(name: str) -> str | None:
 
 def check_model(option: str, name: str) -> None:
     """Checks a model without loading it: a folder by its config.json, a Hub id by that file in the cache or on the Hub.
-
-    Raises:
-        OSError: if it cannot be opened; the message names the option.
+    Raises an `OSError` if it cannot be opened; the message names the option.
     """
     with describe_load_errors(option, name):
         if not is_path(str(name)):
@@ -106,9 +98,7 @@ def describe_load_errors(option: str, name: str):
         yield
     except Exception as error:  # whatever transformers raises
         cause = str(error) if isinstance(error, (OSError, ValueError, ImportError)) else one_line(error)
-        if (
-            "Traceback (most recent call last)" in cause
-        ):  # of a pipeline, which quotes tracebacks: the exception at the end
+        if "Traceback (most recent call last)" in cause:  # a pipeline quotes tracebacks
             cause = LAST_ERROR.findall(cause)[-1]
         cause = " ".join(cause.split()) or type(error).__name__
         if not is_path(str(name)):

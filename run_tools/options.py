@@ -195,10 +195,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}{'' if message.endswith(('.', '?')) else '.'} --help lists all options.")
 
     def read_settings(self, settings: Mapping, where: str = "") -> dict[str, Any]:
-        """The values of the entries of a YAML file; those that are `null` are left out.
-
-        Raises:
-            UserError: for an unknown name or an invalid value; the message starts with `where`.
+        """The values of the entries of a YAML file; those that are `null` are left out. Raises a `UserError` for an unknown
+        name or an invalid value; the message starts with `where`.
         """
         check_names(dict(settings), where.removesuffix(": ") or "the settings", self.options)
         return {name: self.options[name].read(value, where) for name, value in settings.items() if value is not None}

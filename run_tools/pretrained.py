@@ -46,11 +46,7 @@ CARD = "# {hub_id}\n\nUnpacked from `{file}` of the package {package}, whose wei
 
 
 def packaged_file(name: str) -> Path:
-    """The GGUF file of a packaged model.
-
-    Raises:
-        UserError: if the package is not installed, or holds another file.
-    """
+    """The GGUF file of a packaged model. Raises a `UserError` if the package is not installed, or holds another file."""
     model = PACKAGED[name]
     spec = find_spec(model.package)
     if spec is None or spec.origin is None:
@@ -69,10 +65,8 @@ def cache_folder() -> Path:
 
 
 def unpacked(name: str) -> Path:
-    """The folder of a packaged model with safetensors in bfloat16 and its tokenizer; written on first use, 270 MB for `smollm2`.
-
-    Raises:
-        UserError: if the package is not installed, or holds another file.
+    """The folder of a packaged model with safetensors in bfloat16 and its tokenizer; written on first use, 270 MB for
+    `smollm2`. Raises a `UserError` if the package is not installed, or holds another file.
     """
     folder = cache_folder() / f"{name}-{PACKAGED[name].sha256[:12]}"
     if folder.is_dir():  # renamed when it was complete

@@ -110,10 +110,8 @@ class ResumableOutput:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks OUT.parts. At the end it is removed if the output is finished, or if nothing was written.
-
-        Raises:
-            BlockingIOError: if another process writes the output.
+        """Locks OUT.parts. At the end it is removed if the output is finished, or if nothing was written. Raises a
+        `BlockingIOError` if another process writes the output.
         """
         lock = ExitStack()
         lock.enter_context(locked(self.parts))

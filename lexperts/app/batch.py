@@ -35,10 +35,8 @@ class BatchResult(NamedTuple):
 
 
 def read_columns(path: str | Path, settings: AppSettings) -> list[str]:
-    """The columns of an uploaded file, the one that is most likely the text first.
-
-    Raises:
-        ValueError: if the file is too large, has another format, or cannot be read.
+    """The columns of an uploaded file, the one that is most likely the text first. Raises a `ValueError` if the file is too
+    large, has another format, or cannot be read.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -84,10 +82,8 @@ def _first_row(path: Path, settings: AppSettings) -> list[str]:
 
 
 def check_parquet(path: Path, settings: AppSettings) -> None:
-    """Reads a Parquet file row by row, without keeping anything: few bytes may expand to many.
-
-    Raises:
-        ValueError: for too many rows, and for a content that is larger than `EXPANSION` times the limit of files.
+    """Reads a Parquet file row by row, without keeping anything: few bytes may expand to many. Raises a `ValueError` for too
+    many rows, and for a content that is larger than `EXPANSION` times the limit of files.
     """
     file, limit = import_parquet()(path), EXPANSION * settings.max_file_mb * 1e6
     content = file.metadata

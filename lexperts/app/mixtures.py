@@ -29,11 +29,7 @@ class Mixture:
         self.names = expert_names(self.folder, self._model.config)
 
     def route(self, text: str) -> Routing:
-        """The experts that the mixture selects for a text.
-
-        Raises:
-            MergeError: if the text is empty or too long.
-        """
+        """The experts that the mixture selects for a text. Raises a `MergeError` if the text is empty or too long."""
         if not text.strip():
             raise MergeError("The text is empty. Type a few words.")
         if len(text) > MAX_CHARACTERS:

@@ -24,11 +24,7 @@ class Reader:
         self.ranks = extract.scoring().ranker is not None
 
     def read(self, text: str, style: str | None = None) -> "Reading":
-        """Runs the model.
-
-        Raises:
-            ValueError: if the model does not have the style.
-        """
+        """Runs the model. Raises a `ValueError` if the model does not have the style."""
         block = self.extract.read([text], style=style, gates=True)
         language, (ranker, _, temperature) = self.extract.language, self.extract.scoring(style=style)
         if ranker is not None:

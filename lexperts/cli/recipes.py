@@ -36,11 +36,7 @@ class MissingExtraError(ImportError):
 
 
 def import_recipe(command: Command) -> ModuleType:
-    """The recipe's module.
-
-    Raises:
-        MissingExtraError: if it imports a package of an extra that is not installed.
-    """
+    """The recipe's module. Raises a `MissingExtraError` if it imports a package of an extra that is not installed."""
     try:
         return import_module(command.name)
     except ModuleNotFoundError as error:

@@ -72,10 +72,8 @@ def check_host(option: str, host: str, port: int = 0) -> tuple:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound but does not listen yet, so that clients are refused until the model is loaded.
-
-    Raises:
-        OSError: if the address is not available.
+    """A socket that is bound but does not listen yet, so that clients are refused until the model is loaded. Raises an
+    `OSError` if the address is not available.
     """
     family, kind, protocol, address = check_host("--host", host, port)
     try:

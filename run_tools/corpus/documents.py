@@ -219,11 +219,7 @@ class Corpus:
         return str(PurePosixPath(path).relative_to(self._root))
 
     def _open(self, path: str, compression: str | None = "infer"):
-        """A file as a binary stream.
-
-        Raises:
-            OSError: if it is none, such as a pipe, which would wait for its writer.
-        """
+        """A file as a binary stream. Raises an `OSError` if it is none, such as a pipe, which would wait for its writer."""
         if "file" in self._fs.protocol and not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError("it is not a regular file")
         return self._fs.open(path, "rb", compression=compression)
@@ -278,10 +274,8 @@ class Corpus:
             raise SourceError(f"There are no documents in {self.source}.")
 
     def _check_each(self, check: Callable[[str], int | None]) -> int:
-        """Checks each file -> the number of documents, if the check says it; a damaged file is one, that is reported when it is read.
-
-        Raises:
-            ValueError: if no file can be read.
+        """Checks each file -> the number of documents, if the check says it; a damaged file is one, that is reported when it
+        is read. Raises a `ValueError` if no file can be read.
         """
         documents, damaged = 0, []
         for path in self._paths:

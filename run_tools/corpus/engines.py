@@ -116,11 +116,7 @@ class RayEngine(Engine):
             self._ray.shutdown()
 
     def start(self, process) -> dict:
-        """As in `Engine`.
-
-        Raises:
-            ValueError: if the model does not load in a worker.
-        """
+        """As in `Engine`. Raises a `ValueError` if the model does not load in a worker."""
         resources = self._ray.cluster_resources()
         unit, needed = ("GPU", self.gpus_per_worker) if self.gpus_per_worker else ("CPU", 1)
         available = resources.get(unit, 0)
@@ -163,10 +159,8 @@ class RayEngine(Engine):
         self._ray.kill(actor)
 
     def _accept_worker(self, ref) -> None:
-        """Makes a worker that has loaded the model idle, or replaces it if it was lost meanwhile.
-
-        Raises:
-            ValueError: if the model does not load, or differs from that of the first worker.
+        """Makes a worker that has loaded the model idle, or replaces it if it was lost meanwhile. Raises a `ValueError` if
+        the model does not load, or differs from that of the first worker.
         """
         ray, (actor, losses) = self._ray, self._starting.pop(ref)
         try:
@@ -193,11 +187,7 @@ class RayEngine(Engine):
         return free
 
     def run(self, blocks, progress):
-        """As in `Engine`.
-
-        Raises:
-            RuntimeError: if a block fails, or its worker is lost too often.
-        """
+        """As in `Engine`. Raises a `RuntimeError` if a block fails, or its worker is lost too often."""
         ray, again, blocks = self._ray, deque(), ((block, 0) for block in blocks)
         pending: dict = {}  # the result of `process` -> block, how many of its workers were lost, worker
         while True:
@@ -267,10 +257,8 @@ def readable_rows(block: Block) -> list[dict]:
 
 
 def check_address(address: str | None) -> None:
-    """Connects to the address of a cluster, because Ray waits for minutes for one that does not answer.
-
-    Raises:
-        ConnectionError: if it does not answer, or does not use Ray's protocol.
+    """Connects to the address of a cluster, because Ray waits for minutes for one that does not answer. Raises a
+    `ConnectionError` if it does not answer, or does not use Ray's protocol.
     """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():

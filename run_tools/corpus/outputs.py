@@ -67,11 +67,7 @@ class KnownRows:
                 self._ids.add(_key(row[id_column]))
 
     def is_new(self, id: object, error: str | None) -> bool:
-        """Whether the output does not have a row.
-
-        Raises:
-            ValueError: for a row that was read and has no id.
-        """
+        """Whether the output does not have a row. Raises a `ValueError` for a row that was read and has no id."""
         if id is not None:
             return _key(id) not in self._ids
         if error is None:

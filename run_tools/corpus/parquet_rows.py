@@ -41,11 +41,7 @@ class RowGroup:
 
 
 def import_parquet():
-    """`pyarrow.parquet.ParquetFile`.
-
-    Raises:
-        ImportError: without pyarrow.
-    """
+    """`pyarrow.parquet.ParquetFile`. Raises an `ImportError` without pyarrow."""
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:

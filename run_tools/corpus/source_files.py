@@ -61,11 +61,7 @@ def suffix(path: str) -> str:
 
 
 def find_format(source: str, paths: list[str]) -> str:
-    """The format of all files.
-
-    Raises:
-        ValueError: if it is not known, or differs.
-    """
+    """The format of all files. Raises a `ValueError` if it is not known, or differs."""
     suffixes = sorted({suffix(path) for path in paths})
     unknown = [name for name in suffixes if name not in FORMATS]
     if unknown:

@@ -71,9 +71,7 @@ def parse_delimiter(delimiter: str | None) -> str | None:
 
 def find_encoding(head: bytes, encoding: str | None = None) -> str:
     """The encoding of a text that begins with these bytes: the given one, else that of its byte order mark, else UTF-8.
-
-    Raises:
-        ValueError: if it looks like UTF-16 without a byte order mark.
+    Raises a `ValueError` if it looks like UTF-16 without a byte order mark.
     """
     if encoding is not None:
         return "utf-8-sig" if encoding in UTF_8 else encoding
@@ -87,10 +85,8 @@ def find_encoding(head: bytes, encoding: str | None = None) -> str:
 
 
 def decode(content: bytes, encoding: str | None = None) -> str:
-    """A text from the bytes of a file, without its byte order mark.
-
-    Raises:
-        ValueError: if the bytes are not valid in their encoding; the message names it, and the position.
+    """A text from the bytes of a file, without its byte order mark. Raises a `ValueError` if the bytes are not valid in
+    their encoding; the message names it, and the position.
     """
     name = find_encoding(content[:HEAD], encoding)
     try:
@@ -158,11 +154,7 @@ def _check_decoded(text: str) -> str:
 
 
 def parse_json(line: bytes | str) -> Any:
-    """The value of a line of JSON.
-
-    Raises:
-        ValueError: if it is not valid, or nested deeper than DEEPEST levels.
-    """
+    """The value of a line of JSON. Raises a `ValueError` if it is not valid, or nested deeper than DEEPEST levels."""
     try:
         text = (_check_decoded(line) if isinstance(line, str) else line.decode()).rstrip()
     except UnicodeDecodeError as error:

@@ -26,10 +26,8 @@ def token_nll(logits, labels: torch.Tensor) -> torch.Tensor:
 
 
 def perplexity(sums) -> float:
-    """(N, 2) nats and tokens of rows -> exp of the mean nats per token, over all tokens together.
-
-    Raises:
-        ValueError: if there are no tokens, or their nats are not finite.
+    """(N, 2) nats and tokens of rows -> exp of the mean nats per token, over all tokens together. Raises a `ValueError` if
+    there are no tokens, or their nats are not finite.
     """
     nats, tokens = torch.as_tensor(sums, dtype=torch.float64).reshape(-1, 2).sum(0).tolist()
     if not tokens or not math.isfinite(nats):

@@ -118,11 +118,8 @@ class RunFolder:
         write_file(self.record, json.dumps(record, indent=1, ensure_ascii=False))
 
     def remove(self) -> None:
-        """Removes the outputs of a run and nothing else.
-
-        Raises:
-            SettingsMismatchError: if one of them is an input of this run, or is not of a run: the record is missing, or does not
-                name it. Nothing is removed then.
+        """Removes the outputs of a run and nothing else. Raises a `SettingsMismatchError` if one of them is an input of this
+        run, or is not of a run: the record is missing, or does not name it. Nothing is removed then.
         """
         outputs = self.removable()
         for path in outputs:

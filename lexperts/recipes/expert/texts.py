@@ -19,10 +19,8 @@ Row = dict[str, list[int]]
 
 
 def read_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """The place and the columns of each text of a .txt file, or each line of JSON Lines, without blank texts.
-
-    Raises:
-        UserError: for a line that is neither; the message names it.
+    """The place and the columns of each text of a .txt file, or each line of JSON Lines, without blank texts. Raises a
+    `UserError` for a line that is neither; the message names it.
     """
     if Path(path).suffix == ".txt":
         yield from ((str(path), {"text": text.strip()}) for text in read_texts(Path(path), dict, "text"))
@@ -53,10 +51,8 @@ def encode(tokenizer, row: dict, where: str) -> Row:
 
 
 def encode_chat(tokenizer, messages: Sequence[dict], where: str) -> Row:
-    """A chat by the tokenizer's template; the labels are the turns of the assistant, with the token that ends them.
-
-    Raises:
-        UserError: for messages that the template refuses, and without a turn of the assistant.
+    """A chat by the tokenizer's template; the labels are the turns of the assistant, with the token that ends them. Raises a
+    `UserError` for messages that the template refuses, and without a turn of the assistant.
     """
 
     def render(count: int, prompt: bool) -> str:
@@ -97,11 +93,9 @@ class Windows(NamedTuple):
 
 
 def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int | None = None) -> Windows:
-    """Windows of at most `max_length` tokens. Texts are joined, each with its end of text, and cut; a chat is a window of its own, and
-    is truncated at its end.
-
-    Raises:
-        UserError: for a line that is neither a text nor a chat, and for files without enough tokens.
+    """Windows of at most `max_length` tokens. Texts are joined, each with its end of text, and cut; a chat is a window of
+    its own, and is truncated at its end. Raises a `UserError` for a line that is neither a text nor a chat, and for files
+    without enough tokens.
     """
     windows: list[Row] = []
     joined: list[int] = []

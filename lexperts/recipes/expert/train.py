@@ -56,10 +56,8 @@ def freeze(model: nn.Module, kept: str) -> None:
 
 
 def load(args: ModelArguments):
-    """The model, ready to be trained, and its tokenizer.
-
-    Raises:
-        UserError: for a model that is not of a family that merging supports.
+    """The model, ready to be trained, and its tokenizer. Raises a `UserError` for a model that is not of a family that
+    merging supports.
     """
     name = resolve_model(args.model_name_or_path)
     with describe_load_errors("--model-name-or-path", name):

@@ -200,10 +200,8 @@ def format_report(data: dict, output: Path) -> str:
 
 
 def find_earlier_splits(output: Path) -> list[str]:
-    """The splits of an earlier preparation in a folder, by its data.json.
-
-    Raises:
-        ValueError: if the folder has a file of a name that is written, and no data.json of ours names it. Nothing is written then.
+    """The splits of an earlier preparation in a folder, by its data.json. Raises a `ValueError` if the folder has a file of
+    a name that is written, and no data.json of ours names it. Nothing is written then.
     """
     splits: list[str] | None = None
     with suppress(OSError, ValueError, TypeError, KeyError):

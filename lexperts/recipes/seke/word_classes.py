@@ -26,10 +26,8 @@ class EveryState(WordStates):
 
 
 def open_tagger(name: str):
-    """A spaCy pipeline of which only the tags are used.
-
-    Raises:
-        UserError: if spaCy or the pipeline is not installed, or it has no tags.
+    """A spaCy pipeline of which only the tags are used. Raises a `UserError` if spaCy or the pipeline is not installed, or
+    it has no tags.
     """
     try:
         import spacy
