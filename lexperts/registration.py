@@ -10,8 +10,9 @@ import gc
 import random
 import sys
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
+from typing import Any
 
 PACKAGES = (
     "modeling_exhird", "modeling_hypernet", "modeling_lexicon", "modeling_moesumm", "modeling_seke", "keyphrase_tools",
@@ -49,26 +50,13 @@ class AfterTransformers(MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = ThenRegister(spec.loader)
+        loader: Any = spec and spec.loader
+
+        def execute(module) -> None:
+            del loader.exec_module  # from here on it is that of its class
+            loader.exec_module(module)
+            import_packages()
+
+        if loader is not None:
+            loader.exec_module = execute
         return spec
-
-
-class ThenRegister(Loader):
-    """Loads by another loader, then registers."""
-
-    def __init__(self, loader: Loader):
-        self.loader = loader
-
-    def __getattr__(self, name: str):
-        return getattr(self.loader, name)
-
-    def create_module(self, spec):
-        """As the other loader does."""
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module) -> None:
-        """Executes the module, then imports the packages."""
-        module.__spec__.loader = module.__loader__ = self.loader
-        self.loader.exec_module(module)
-        import_packages()
