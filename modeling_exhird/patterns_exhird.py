@@ -11,18 +11,6 @@ import torch
 ALL = slice(None)
 
 
-def lead_mask(length: int, g: int, device=None, rows: slice = ALL) -> torch.Tensor:
-    """(L, L), or those rows of it: true where i or j is among the first g tokens   (Eq. 5)"""
-    lead = torch.arange(length, device=device) < g
-    return lead[rows, None] | lead
-
-
-def window_mask(length: int, w: int, device=None, rows: slice = ALL) -> torch.Tensor:
-    """(L, L), or those rows of it: true where |i - j| <= floor(w / 2)   (Eq. 6)"""
-    position = torch.arange(length, device=device)
-    return (position[rows, None] - position).abs() <= w // 2
-
-
 def top_k_mask(scores: torch.Tensor, k: int, mask: torch.Tensor) -> torch.Tensor:
     """Scores (..., L, L), a mask that broadcasts to them -> true at each query's k largest among the keys in the mask   (Eq. 7)
 
@@ -78,9 +66,11 @@ class SparsePattern:
 
     def mask(self, length: int, device=None, rows: slice = ALL) -> torch.Tensor:
         """(L, L), or those rows of it: the lead and window masks, without top-k and segments."""
-        visible = torch.full((1, length), not self.sparse, device=device).expand(len(range(length)[rows]), -1)
-        if self.use_lead:
-            visible = visible | lead_mask(length, self.lead, device, rows)
-        if self.use_window:
-            visible = visible | window_mask(length, self.window, device, rows)
+        position = torch.arange(length, device=device)
+        visible = torch.full((1, length), not self.sparse, device=device).expand(len(position[rows]), -1)
+        if self.use_lead:  # i or j is among the first g tokens   (Eq. 5)
+            lead = position < self.lead
+            visible = visible | lead[rows, None] | lead
+        if self.use_window:  # |i - j| <= floor(w / 2)   (Eq. 6)
+            visible = visible | ((position[rows, None] - position).abs() <= self.window // 2)
         return visible

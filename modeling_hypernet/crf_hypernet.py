@@ -42,11 +42,6 @@ def log_sum_exp(x: torch.Tensor, dim: int) -> torch.Tensor:
     return (x - top).exp().sum(dim).log() + top.squeeze(dim)
 
 
-def maximum(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """max x over one dimension: the sum of the (max, +) semiring."""
-    return x.amax(dim)
-
-
 def split_pairs(elements: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(C, C, n, B) -> left and right factors (C, C, n // 2, B) of the next level's products."""
     even = elements.shape[2] // 2 * 2
@@ -162,7 +157,7 @@ class LinearChainCrf(nn.Module):
         if allowed is not None:
             start = start.masked_fill(~allowed[0].to(start.device, torch.bool), float("-inf"))
             transitions = transitions.masked_fill(~allowed[1].to(start.device, torch.bool), float("-inf"))
-        levels = product_tree(self._elements(e, valid, start, transitions, float("-inf")), maximum)
+        levels = product_tree(self._elements(e, valid, start, transitions, float("-inf")), torch.amax)
         score, last = (levels[-1][0, :, 0] + end).max(0)  # (B,)
         y = torch.stack([torch.zeros_like(last), last]).unsqueeze(0)  # (1, 2, B): tags at the bounds
         for level in reversed(levels[:-1]):

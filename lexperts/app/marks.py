@@ -17,15 +17,10 @@ def text_html(text: str, phrases: Sequence[Mapping], strengths: Sequence[float])
     Args:
         strengths: of the colour of each phrase, from 0 to 1.
     """
-    spans = [
-        (
-            start,
-            end,
-            f'<mark style="--strength:{strengths[index]:.2f}">',
-            f'<sup><span class="lx-hidden"> keyphrase </span>{index + 1}</sup></mark>',
-        )
-        for start, end, index in free_mentions(phrases)
-    ]
+    spans = []
+    for start, end, index in free_mentions(phrases):
+        rank = f'<sup><span class="lx-hidden"> keyphrase </span>{index + 1}</sup></mark>'
+        spans.append((start, end, f'<mark style="--strength:{strengths[index]:.2f}">', rank))
     return f'<p class="lx-text">{mark_spans(text, spans)}</p>'
 
 
@@ -71,13 +66,9 @@ def keyphrases_html(reading: Reading | None, threshold: float | None = None, top
         return section("Keyphrases", f'<p class="lx-note">None found. {lower}.</p>{text_html(reading.text, [], [])}')
     content = text_html(reading.text, phrases, [phrase["score"] for phrase in phrases]) + list_html(phrases)
     chosen = "that the model expects" if threshold is None else f"at a threshold of {threshold:.2f}"
-    count = (
-        f"The best {len(phrases)} of {len(found)}"
-        if len(found) > len(phrases)
-        else f"The {len(phrases)}"
-        if len(phrases) > 1
-        else "The only one"
-    )
+    count = f"The {len(phrases)}" if len(phrases) > 1 else "The only one"
+    if len(found) > len(phrases):
+        count = f"The best {len(phrases)} of {len(found)}"
     return section("Keyphrases", content, f"{count} {chosen}. A score is a probability: higher is better.")
 
 

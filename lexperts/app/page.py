@@ -186,15 +186,12 @@ def batch_tab(settings: AppSettings, reader: Reader) -> None:
         try:
             columns = read_columns(path, settings)
         except (ValueError, ImportError) as error:
-            nothing = gr.update(choices=[], value=None)
-            return (
+            off, nothing, hidden = (
                 gr.update(interactive=False),
-                nothing,
-                gr.skip(),
+                gr.update(choices=[], value=None),
                 gr.update(visible=False),
-                message_html(str(error)),
-                "",
             )
+            return off, nothing, gr.skip(), hidden, message_html(str(error)), ""
         titles = gr.update(choices=[NO_TITLE, *columns], value="title" if "title" in columns[1:] else NO_TITLE)
         choices = gr.update(choices=columns, value=columns[0])
         status = message_html(f"{Path(path).name} is ready. Check the columns, then extract.", "status")
