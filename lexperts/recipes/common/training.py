@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -74,6 +75,11 @@ def train_or_resume(trainer: Trainer, folder: RunFolder) -> None:
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         args.max_steps, args.num_train_epochs = planned
+
+
+def best_evaluation(state, metric: str) -> dict:
+    """The evaluation with the largest value of a metric, the first of equals, from a Trainer's log."""
+    return max((entry for entry in state.log_history if metric in entry), key=itemgetter(metric))
 
 
 def trainer_options(model, args, rows: dict, collator, tokenizer) -> dict:

@@ -25,7 +25,7 @@ from run_tools.errors import RESUME
 
 from ..common.arguments import command
 from ..common.run_folder import write_results
-from ..common.training import train_or_resume
+from ..common.training import best_evaluation, train_or_resume
 from .arguments import KeyphraseDataArguments, ModelArguments
 from .data import load_documents
 from .systems import ViterbiTrainer, build_model, make_trainer, open_folder, open_tokenizer, save_pipeline
@@ -61,12 +61,6 @@ def prepare(model_args: ModelArguments, data_args: KeyphraseDataArguments, folde
     if data_args.early_stopping_patience:
         trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience))
     return folder, trainer, test
-
-
-def best_threshold(state) -> float | None:
-    """The threshold of the best model's validation score; `None` if the most likely path was better than any threshold."""
-    evaluations = [entry for entry in state.log_history if "eval_span_f1" in entry]
-    return max(evaluations, key=lambda entry: entry["eval_span_f1"]).get("eval_threshold")
 
 
 def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
@@ -112,7 +106,9 @@ def train(model_args, data_args, *groups) -> None:
     """Runs the command."""
     folder, trainer, documents = prepare(model_args, data_args, *groups)
     train_or_resume(trainer, folder)
-    threshold = trainer.model.config.keyphrase_threshold = best_threshold(trainer.state)
+    # none if the most likely path was better than any threshold
+    threshold = best_evaluation(trainer.state, "eval_span_f1").get("eval_threshold")
+    trainer.model.config.keyphrase_threshold = threshold
     extract = save_pipeline("keyphrase-extraction", folder, trainer, model_args.reader)
     test = {"test": score(extract, documents, data_args.show)} if documents else {}
     write_results(folder, trainer, best_validation_span_f1=trainer.state.best_metric, threshold=threshold, **test)

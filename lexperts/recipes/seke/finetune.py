@@ -30,14 +30,13 @@ from run_tools.model_options import describe_load_errors
 from run_tools.versions import package_versions
 
 from ..common.run_folder import RunFolder, training_summary
-from ..common.training import RecipeTrainer, train_or_resume, trainer_options
+from ..common.training import RecipeTrainer, best_evaluation, train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
 from .data import Documents, describe_data, load_documents, parse_test_file
 from .mixture import HideStyles, MixtureSampler, freeze_layers
 from .scoring import (
     SHOWN,
     add_rankers,
-    best_threshold,
     check_gold_of_files,
     extract_by_file,
     measure_calibration,
@@ -233,7 +232,7 @@ def run(
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
     model.requires_grad_(True)
     record["model"]["parameters"] = model.num_parameters()
-    model.config.keyphrase_threshold = best_threshold(trainer.state)
+    model.config.keyphrase_threshold = best_evaluation(trainer.state, "eval_f1@10")["eval_threshold"]
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=trainer.processing_class)
     record |= {"best_validation_f1@10": trainer.state.best_metric, "threshold": model.config.keyphrase_threshold}
     if data_args.fit_ranker:

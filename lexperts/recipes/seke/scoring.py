@@ -19,12 +19,6 @@ SHOWN = 10  # phrases of a document that the pipeline returns by default; their 
 OTHER_STYLES = 0.02  # share of a file of another style, where its own style has 1
 
 
-def best_threshold(state) -> float:
-    """The threshold with which the best model got its validation score."""
-    evaluations = [entry for entry in state.log_history if "eval_threshold" in entry]
-    return max(evaluations, key=lambda entry: entry["eval_f1@10"])["eval_threshold"]
-
-
 def check_gold_of_files(documents: dict[str, Documents], args: DataArguments, language: str | None) -> None:
     """Raises a `ValueError` if a validation or test file has no keyphrase that can be scored, before the model is trained."""
     for split in {"validation", "test"} & documents.keys():
