@@ -18,9 +18,7 @@ class ModelArguments:
     backbone: str = option("minilm", "pretrained encoder: Hub id, folder, minilm (lexperts[offline])", kind="model")
     backbone_lr: float = option(1e-4, "learning rate of a pretrained encoder", least=0)
     freeze_backbone: bool = option(False, "keep a pretrained encoder frozen")
-    attention_dropout: float | None = option(
-        None, "that of a pretrained encoder; 0 is faster on a CPU", least=0, below=1
-    )
+    attention_dropout: float | None = option(None, "of a pretrained encoder; 0 is faster on a CPU", least=0, below=1)
     hidden_size: int = option(300, "size of encoder and decoder states", least=1)
     embedding_size: int | None = option(None, "of words; by default 100, or a Transformer's hidden size", least=1)
     num_hidden_layers: int = option(4, "number of encoder layers", least=1)

@@ -48,9 +48,7 @@ class DataArguments:
         "texts (.txt, one per line), or JSON Lines with text, with messages, or with prompt and completion", kind="file"
     )
     validation_files: list[str] | None = option(None, "held-out texts in the same formats", kind="file")
-    max_length: int = option(
-        512, "tokens of a window; texts are joined and cut into windows, chats are truncated", least=2
-    )
+    max_length: int = option(512, "tokens of a window; texts are joined and cut into windows, chats truncated", least=2)
     max_rows: int | None = option(None, "use only the first N texts of each file", least=1)
 
 

@@ -12,9 +12,7 @@ from ..common.arguments import TRAINING, ColumnArguments, RunFolderArguments, Sp
 class ModelArguments:
     """The model and its backbone."""
 
-    backbone: str = option(
-        "minilm", "Hub id or folder of any encoder; minilm is that of lexperts[offline]", kind="model"
-    )
+    backbone: str = option("minilm", "Hub id or folder of any encoder; minilm is in lexperts[offline]", kind="model")
     reader: Literal["hypernet", "bilstm", "title_guided", "plain"] = option(
         "hypernet", "layer that encodes the text: the hypernetwork, or a baseline"
     )

@@ -74,9 +74,7 @@ class RouterArguments:
             if part not in ROUTER_PARTS:
                 raise UserError(f"train={self.train!r}: unknown part {part!r}. Use gates, or gates,experts, or all.")
         if self.lora and "all" in self.parts:
-            raise UserError(
-                "train='all' cannot be combined with lora: an adapter has a part of the weights. Unset one."
-            )
+            raise UserError("train='all' cannot be combined with lora: an adapter has part of the weights. Unset one.")
 
 
 @dataclass(kw_only=True)
@@ -84,16 +82,12 @@ class RewardArguments(DataArguments):
     """Arguments of `lexperts train lexicon-reward`."""
 
     model_name_or_path: str = required("Hub id or folder of the model that samples definitions", kind="model")
-    reward_base: str = required(
-        "model to start the reward model from: a dense Llama with the same tokenizer", kind="model"
-    )
+    reward_base: str = required("start of the reward model: a dense Llama with the same tokenizer", kind="model")
     chosen: Literal["gold", "nearest"] = option(
         "gold", "preferred definition of a pair: gold, the reference; or nearest, the nearest sample"
     )
     samples: int = option(32, "number of sampled definitions per row", least=1)
-    kept: int = option(
-        8, "rejected samples per row: the most likely wrong ones, or (nearest) the furthest ones", least=1
-    )
+    kept: int = option(8, "rejected samples per row: the most likely wrong ones, or (nearest) the furthest", least=1)
     max_rows: int | None = option(None, "use only the first N rows of each split", least=1)
     max_new_tokens: int = option(48, "maximum tokens of a sampled definition", least=1)
     sampling_batch_size: int = option(16, "rows per batch while sampling", least=1)
@@ -144,9 +138,7 @@ class GenerateArguments(WritingArguments):
         "score that selects the best sample: reward, likelihood, or oracle (nearest to a gold definition, for "
         "analysis only); by default reward if there is a reward model",
     )
-    reward_model: str | None = option(
-        None, "Hub id or folder of a model by `lexperts train lexicon-reward`", kind="model"
-    )
+    reward_model: str | None = option(None, "Hub id or folder of a `lexperts train lexicon-reward` model", kind="model")
     curve: list[int] | None = option(
         None, "sample counts: also write the best of the first n samples, one file per n", least=1
     )
@@ -182,9 +174,7 @@ class InContextArguments(WritingArguments):
 
     train_files: list[str] = option([], f"files that examples are taken from: {ROWS}", kind="file")
     shots: list[int] = option([0, 1, 2, 4, 8], "numbers of examples; one output file per number", least=0)
-    shots_by: Literal["random", "retrieved"] = option(
-        "random", "selection of examples: random, or retrieved (nearest rows)"
-    )
+    shots_by: Literal["random", "retrieved"] = option("random", "selection of examples: random, or retrieved (nearest)")
     embedder: str | None = option(
         None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF", kind="embedder"
     )
@@ -204,18 +194,12 @@ class EvaluationArguments:
     files: list[str] = required("NAME=FILE of each system; several files of one name are its seeds", kind="NAME=FILE")
     output_dir: str = required("folder for scores.json and the scores of rows", kind="output folder")
     baseline: str | None = option(None, "system that others are compared with")
-    references: list[str] | None = option(
-        None, "further JSON Lines files whose definitions are references", kind="file"
-    )
+    references: list[str] | None = option(None, "more JSON Lines files whose definitions are references", kind="file")
     metrics: list[str] = option(list(METRICS), "metrics to compute", choices=METRICS)
-    bleu: str = option(
-        "sacrebleu", "implementation of BLEU: sacrebleu, nltk, or moses (the paper's)", choices=BLEU_KINDS
-    )
-    bertscore_model: str | None = option(
-        None, "model of BERTScore: folder or Hub id, such as roberta-large", kind="model"
-    )
+    bleu: str = option("sacrebleu", "BLEU of sacrebleu, of nltk, or of moses (the paper's)", choices=BLEU_KINDS)
+    bertscore_model: str | None = option(None, "folder or Hub id for BERTScore, such as roberta-large", kind="model")
     bertscore_layer: int | None = option(
-        None, "layer of that model; by default bert-score's choice, or the last", least=0
+        None, "layer of that model; default: bert-score's choice, or the last", least=0
     )
     moverscore_model: str | None = option(
         None, "model of MoverScore: folder or Hub id, such as bert-base-uncased", kind="model"
@@ -248,7 +232,7 @@ class PreparationArguments:
     output_dir: str = required("folder for the three files, data.json and divergent.jsonl", kind="output folder")
     term_column: str | None = option(None, "column of terms, unless it has a usual name")
     context_column: str | None = option(
-        None, "column of contexts (a text, or a list of texts), unless it has a usual name"
+        None, "column of contexts (texts, or lists of texts), unless it has a usual name"
     )
     definition_column: str | None = option(None, "column of definitions, unless it has a usual name")
     source_column: str | None = option(None, "column of dataset names; by default NAME is used")

@@ -38,7 +38,7 @@ class ModelArguments:
     margin_main: Literal["model", "last_layer"] = option("model", "what, without deputies, the margin compares with")
     label_smoothing: float = option(0.0, "label smoothing of the generation loss alone", least=0, below=1)
     gate_position: Literal["deputy", "layer_output", "ffn_output"] = option(
-        "deputy", "where the gate applies; Eq. 6: deputy"
+        "deputy", "place of the gate; Eq. 6: deputy"
     )
     selector_bias: bool = option(False, "whether selectors have biases")
     deputy_init_std: float = option(0.0, "initial standard deviation of the deputies' second matrix", least=0)
@@ -70,12 +70,8 @@ class DataArguments(ColumnArguments):
     """Data sets and their columns."""
 
     datasets: list[str] = required(PLACES, kind="NAME=PLACE")
-    max_source_length: int | None = option(
-        None, "maximum tokens of a document; default: the encoder's positions", least=1
-    )
-    max_target_length: int | None = option(
-        None, "maximum tokens of a summary; default: the decoder's positions", least=1
-    )
+    max_source_length: int | None = option(None, "most tokens of a document; default: the encoder's positions", least=1)
+    max_target_length: int | None = option(None, "most tokens of a summary; default: the decoder's positions", least=1)
     max_rows: int | None = option(None, "use only the first N rows of each split", least=1)
 
 

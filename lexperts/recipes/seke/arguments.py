@@ -17,9 +17,7 @@ ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, Tru
 class ModelArguments:
     """The model: its backbone, its head, and which weights are trained."""
 
-    backbone: str = option(
-        "minilm", "Hub id or folder of an encoder; minilm is that of lexperts[offline]", kind="model"
-    )
+    backbone: str = option("minilm", "Hub id or folder of an encoder; minilm is in lexperts[offline]", kind="model")
     start_from: str | None = option(
         None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default", kind="model"
     )
@@ -93,12 +91,8 @@ class DataArguments(ColumnArguments, SplitArguments):
         None, "stemmer of keyphrases, such as german, or none; by default the model's, or english", kind="language"
     )
     max_length: int = option(256, "sub-tokens per window", least=1)
-    rules: Literal["lexperts", "seke"] = option(
-        "lexperts", "rules for labels and gold keyphrases; seke: the reference's"
-    )
-    early_stopping_patience: int = option(
-        5, "epochs without a gain in F1@10 before training stops; 0: no limit", least=0
-    )
+    rules: Literal["lexperts", "seke"] = option("lexperts", "of labels and gold keyphrases; seke: the reference's")
+    early_stopping_patience: int = option(5, "epochs without a gain in F1@10 before training stops; 0: never", least=0)
     early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts", least=0)
     test_every_epoch: bool = option(False, "also score the test documents after every epoch")
     calibrate: bool = option(True, "fit the temperature of the scores on the validation documents")
