@@ -14,9 +14,7 @@ def app(
     model: Model = None,
     mixture: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, file_okay=False, metavar="DIR", help="A merged mixture, whose routing a third tab draws."
-        ),
+        typer.Option(exists=True, file_okay=False, metavar="DIR", help="A mixture, whose routing a third tab draws."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[

@@ -38,9 +38,7 @@ def extract(
         int | None,
         typer.Option(min=1, help="Maximum number of keyphrases per document; by default 10, all with --candidates."),
     ] = None,
-    threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="A word's threshold; by default the model's.")
-    ] = None,
+    threshold: Annotated[float | None, typer.Option(min=0, max=1, help="Of a word; by default the model's.")] = None,
     min_score: Annotated[
         float | None,
         typer.Option(
@@ -50,9 +48,7 @@ def extract(
         ),
     ] = None,
     style: Style = None,
-    candidates: Annotated[
-        Path | None, FileOption(help="Score these phrases: one per line, synonyms after tabs.")
-    ] = None,
+    candidates: Annotated[Path | None, FileOption(help="Phrases to score: one per line, synonyms after tabs.")] = None,
     match_case: Annotated[
         Literal["auto", "yes", "no"],
         typer.Option(help="Whether candidates differ by case; auto: those of up to four capitals, such as IT."),

@@ -239,9 +239,7 @@ def add(
     prompt: Annotated[
         list[str] | None, typer.Option(help="A text of its domain, for gates from texts; can be repeated.")
     ] = None,
-    samples: Annotated[
-        Path | None, typer.Option(help="A file of its own data, for gate_mode centroid or ridge.")
-    ] = None,
+    samples: Annotated[Path | None, typer.Option(help="A file of its data, for gate_mode centroid or ridge.")] = None,
     recompose: Recompose = False,
     allow: Allow = None,
     moved: Moved = None,
@@ -339,9 +337,7 @@ def export(
 
 @app.command()
 def tune(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A mixture that routes per token, also of other tools.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A mixture that routes tokens, also of other tools.")],
     out: Out,
     domain: Annotated[
         list[str],
@@ -393,9 +389,7 @@ def evaluate(
             help="Held-out texts of a domain: .jsonl with text, or .txt. NAME is that of its expert, or of no expert. Repeat.",
         ),
     ],
-    max_length: Annotated[
-        int, typer.Option(min=2, help="Tokens of a window; longer texts are cut into windows.")
-    ] = 512,
+    max_length: Annotated[int, typer.Option(min=2, help="Tokens of a window; longer texts are split.")] = 512,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the losses there.")] = None,
     card: Annotated[bool, typer.Option("--card", help="Write the losses into the mixture's README.md.")] = False,
     moved: Moved = None,

@@ -183,9 +183,8 @@ class RunFolder:
     def record_checkpoint(self, name: str) -> None:
         """Records the files of a checkpoint once it is written, so that a later one of the user's is not taken for one of them."""
         record = self.read()
-        self.write(
-            {**record, "checkpoints": {**record.get("checkpoints", {}), name: self.files_of([self.path / name])}}
-        )
+        saved = record.get("checkpoints", {}) | {name: self.files_of([self.path / name])}
+        self.write(record | {"checkpoints": saved})
 
     def mark_finished(self, **facts) -> None:
         """Records that the run has finished and what it has written, with facts such as steps and epochs."""
