@@ -112,30 +112,25 @@ def test_candidates_have_no_punctuation_and_one_entry_per_phrase(data):
 @given(st.data())
 def test_a_batch_of_documents_has_the_candidates_of_the_plain_version(data):
     """Also where a label, a phrase or a repetition would run on into the next document or unit of layout."""
-    text = st.lists(
-        st.sampled_from(
-            [
-                "graph",
-                "cuts",
-                "Graphs",
-                "cut",
-                ",",
-                "a",
-                "of",
-                "net",
-                "IT",
-                "OF",
-                "GRAPH",
-                "\n\n",
-                "-",
-                "a@b.org",
-                "k-cuts",
-                "2-D",
-                "D",
-            ]
-        ),
-        max_size=14,
-    )
+    strings = [
+        "graph",
+        "cuts",
+        "Graphs",
+        "cut",
+        ",",
+        "a",
+        "of",
+        "net",
+        "IT",
+        "OF",
+        "GRAPH",
+        "-",
+        "a@b.org",
+        "k-cuts",
+        "2-D",
+        "D",
+    ]
+    text = st.lists(st.sampled_from([*strings, "\n\n"]), max_size=14)
     documents = []
     for words in data.draw(st.lists(text, min_size=1, max_size=4)):
         words = split_words(" ".join(words))

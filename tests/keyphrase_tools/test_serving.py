@@ -533,18 +533,9 @@ def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path
             future.result()
 
 
-@pytest.mark.parametrize(
-    "options, part",
-    [
-        (["no/such-model"], "no/such-model"),
-        (["--host", "203.0.113.1"], "203.0.113.1"),
-        (["--device", "nonsense"], "nonsense"),
-        (["--dtype", "int3"], "int3"),
-    ],
-)
-def test_a_server_that_cannot_start_says_why(options, part):
-    done = CliRunner().invoke(command, ["serve", "--port", "0", *options])
-    assert done.exit_code == 2 and part in done.output and "Traceback" not in done.output
+def test_an_address_of_another_machine_is_refused():
+    done = CliRunner().invoke(command, ["serve", "--port", "0", "--host", "203.0.113.1"])
+    assert done.exit_code == 2 and "203.0.113.1" in done.output and "Traceback" not in done.output
 
 
 def test_a_port_in_use_is_reported_before_the_model_is_opened():

@@ -70,7 +70,7 @@ def test_all_errors_are_reported_at_once(trio, tmp_path):
     out.mkdir()
     (out / "notes.txt").write_text("mine")
     result = refused(tmp_path, recipe_of(trio), "is missing")
-    for pattern in (
+    problems = [
         "ships.*NaN",
         "rope_theta",
         "rms_norm_eps",
@@ -78,7 +78,8 @@ def test_all_errors_are_reported_at_once(trio, tmp_path):
         "2 tokens differ",
         "tools.*truncated",
         "not empty",
-    ):
+    ]
+    for pattern in problems:
         assert sum(bool(re.search(pattern, line)) for line in result) == 1, (pattern, result)
     assert len(result) == 8
 

@@ -13,27 +13,8 @@ from merge_tools.tensor_files import read_header
 from .test_fuzz import damaged
 
 DTYPES = {"F32": 4, "BF16": 2, "F16": 2, "F64": 8, "I64": 8, "U8": 1, "BOOL": 1}
-ODD = (
-    None,
-    "",
-    "F32",
-    -1,
-    0,
-    1,
-    2**31,
-    2**63,
-    2**64,
-    2**65,
-    1.0,
-    1e3,
-    True,
-    [],
-    [0],
-    [0, 0],
-    {"x": 1},
-    float("nan"),
-    "\ud800",
-)
+SIZES = (-1, 0, 1, 2**31, 2**63, 2**64, 2**65, 1.0, 1e3, float("nan"))
+ODD = (*SIZES, None, "", "F32", True, [], [0], [0, 0], {"x": 1}, "\ud800")
 
 
 def valid_header(chance):

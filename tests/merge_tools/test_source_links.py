@@ -10,14 +10,14 @@ from merge_tools import MergeError, compose, inspect, verify
 from .conftest import contents, recipe_of, save_adapter
 from .corruptions import MODEL, copied, refused, shard
 
-NAMES = (
+NAMES = [
     "tokenizer.model",
     "chat_template.jinja",
     "config.json",
     "tokenizer.json",
     "generation_config.json",
     "README.md",
-)
+]
 
 
 @pytest.fixture

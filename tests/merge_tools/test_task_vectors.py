@@ -145,7 +145,7 @@ def blocks_of(folders, options):
 
 
 @pytest.mark.parametrize("method", ["ties", "dare", "dare_ties"])
-@pytest.mark.parametrize("chunk", [3, 37, 1000])
+@pytest.mark.parametrize("chunk", [13, 1000])
 def test_blocks_of_any_size_give_the_same_tensors(method, chunk, experts, monkeypatch):
     folders = experts(4)
     expected = blocks_of(folders, METHODS[method])
@@ -237,8 +237,10 @@ def test_an_overflow_is_an_error(dtype, scale, message, experts, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("method", ["ties", "dare_ties"])
-@pytest.mark.parametrize("count", [1 << 19, 1 << 21])  # the cutoffs of the second are estimated first
+@pytest.mark.parametrize(
+    "method, count",
+    [("dare_ties", 1 << 19), ("ties", 1 << 19), ("ties", 1 << 21)],  # the cutoffs of the last are estimated first
+)
 def test_memory_does_not_grow_with_the_size_and_the_number_of_experts(method, count, tmp_path):
     raws = np.random.default_rng(0).integers(0, 1 << 14, count, dtype=np.uint16)
     header, _ = pack_header([("w", "BF16", (count,))])

@@ -153,8 +153,6 @@ def test_another_style_is_another_run(mixed, backbone):
     ("options", "named"),
     [
         (["--mixing-temperature", 2], "--rows-per-epoch"),
-        (["--mixing-temperature", 0, "--rows-per-epoch", 8], "--mixing-temperature '0'"),
-        (["--mixing-temperature", "nan", "--rows-per-epoch", 8], "--mixing-temperature 'nan'"),
         (["--frozen-layers", 1], "--lora false"),
         (["--frozen-layers", 9, "--lora", "false"], "9"),
         (["--test-files", f"a:news={CORPUS / 'test.jsonl'}"], "'news'"),

@@ -30,7 +30,7 @@ from ..tiny_models import CASES, make_model
 SEKE = CASES["SekeForTokenClassification"].cls
 LIMIT = 20  # seconds
 WRONG = (None, "x", -1, 0, 10**10, 10**400, 2.5, True, [], {}, [[1]])
-SIZES = (
+SIZES = [
     "num_labels",
     "vocab_size",
     "hidden_size",
@@ -38,7 +38,7 @@ SIZES = (
     "num_attention_heads",
     "intermediate_size",
     "num_experts",
-)
+]
 FIELDS = (
     *SIZES,
     "model_type",
