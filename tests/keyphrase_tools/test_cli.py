@@ -107,6 +107,12 @@ def test_explain_names_skipped_documents_and_numbers_pages_as_the_source_does(fo
     assert done.exit_code == 2 and "--page 2" in done.stderr and "it is empty" in done.stderr
 
 
+def test_a_device_that_this_machine_does_not_have_is_named(folder, gold, tmp_path):
+    done = call("explain", gold, tmp_path / "out", "--model", folder, "--device", "cuda:77")
+    assert done.exit_code == 2 and "error: --device 'cuda:77' is not available" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_card_needs_a_run_and_replaces_no_other(folder, tmp_path):
     assert "results.json does not exist" in call("card", folder).stderr
     (tmp_path / "results.json").write_text(json.dumps(RECORD))

@@ -276,6 +276,19 @@ def test_a_result_that_is_not_a_number_is_an_error(source, tmp_path):
     assert lines(tmp_path / "out.jsonl")[0] == {"id": 0, "year": 2000, "error": "a result is not a number"}
 
 
+def test_csv_has_no_formulas(tmp_path):
+    rows = [{"id": "=1+1", "text": "graph", "note": "@SUM(A1)"}, {"id": "-5", "text": "cut", "note": "-5 or more"}]
+    source = write_jsonl(tmp_path / "in.jsonl", rows)
+    run(source, tmp_path / "out.csv", keep=["note"])
+    assert read_csv(tmp_path / "out.csv") == [
+        {"id": "'=1+1", "note": "'@SUM(A1)", "length": "5"},
+        {"id": "-5", "note": "'-5 or more", "length": "3"},
+    ]
+    write_jsonl(source, [*rows, {"id": "+x", "text": "c", "note": None}])
+    assert run(source, tmp_path / "out.csv", keep=["note"], append=True) == (3, 0, [], 1)
+    assert [row["id"] for row in read_csv(tmp_path / "out.csv")] == ["'=1+1", "-5", "'+x"]
+
+
 @pytest.fixture
 def command(folder, tmp_path):
     def start(source, name="out.csv", *options):
@@ -315,6 +328,13 @@ def test_only_bad_rows_are_a_failure(command, tmp_path):
         assert done.exit_code == 1 and "no document could be processed" in done.stderr
     source.write_text('{"text": 3}\n{"text": "graph"}\n')
     assert command(source, "other.jsonl").exit_code == 0
+
+
+def test_an_option_that_the_format_does_not_have_is_refused(command, source, tmp_path):
+    before = content(tmp_path)
+    done = command(source, "out.jsonl", "--delimiter", ";")
+    assert done.exit_code == 2 and "--delimiter ';' has no effect on .jsonl" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and content(tmp_path) == before
 
 
 def test_rows_that_keep_all_columns_are_appended_by_their_ids(tmp_path):
