@@ -202,17 +202,18 @@ def plot(routings: Sequence[Routing], path: str | Path):
         colours = np.array(palette)[routing.experts[..., 0]]  # (R, T, 3)
         strength = np.clip(routing.weights[..., :1], 0.25, 1.0)
         axis.imshow(1 - strength * (1 - colours), aspect="auto", interpolation="nearest")
-        axis.set_xticks(range(len(routing.tokens)), [printable(t) for t in routing.tokens], rotation=90, fontsize=8)
+        tokens = [printable(token) for token in routing.tokens]
+        axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8, parse_math=False)
         axis.set_yticks(range(len(routing.routers)), routing.routers, fontsize=8)
         axis.set_xlim(-0.5, widest - 0.5)
         title = routing.text if len(routing.text) < 100 else routing.text[:99] + "…"
-        axis.set_title(title.replace("$", r"\$"), fontsize=9, loc="left")
+        axis.set_title(title, fontsize=9, loc="left", parse_math=False)
         axis.spines[:].set_visible(False)
-    handles = [Patch(color=colour, label=name) for name, colour in zip(names, palette, strict=True)]
+    handles = [Patch(color=colour, label=name.replace("$", r"\$")) for name, colour in zip(names, palette, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 6), fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
 
 
 def printable(token: str) -> str:
     """A token with tokenizers' markers for spaces replaced by an underscore."""
-    return token.replace("Ġ", "_").replace("▁", "_").replace("Ċ", "\\n").replace("$", r"\$")
+    return token.replace("Ġ", "_").replace("▁", "_").replace("Ċ", "\\n")

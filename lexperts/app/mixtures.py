@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from merge_tools.errors import MergeError
-from merge_tools.routing import Routing, expert_names, open_mixture, route_texts
+from merge_tools.routing import Routing, expert_names, open_mixture, printable, route_texts
 
 from .marks import KINDS, section
 
@@ -66,8 +66,3 @@ def row_html(router: str, experts: np.ndarray, weights: np.ndarray) -> str:
         for e, w in zip(experts[:, 0].tolist(), weights[:, 0].tolist(), strict=True)
     )
     return f'<tr><th scope="row">{escape(router)}</th>{cells}</tr>'
-
-
-def printable(token: str) -> str:
-    """A token with tokenizers' markers for spaces replaced by an underscore."""
-    return token.replace("Ġ", "_").replace("▁", "_").replace("Ċ", "\\n")
