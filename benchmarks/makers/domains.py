@@ -3,7 +3,7 @@
 from statistics import median
 
 from . import DOCS, grouped, load, page, table
-from .peers import SETS, configurations, default_model, describe_lead, f1, label, peers, systems
+from .peers import RESULT, SETS, configurations, default_model, describe_lead, f1, label, peers, systems
 
 
 def calibration_cell(row: dict | None) -> str:
@@ -77,8 +77,8 @@ def calibration() -> str:
     title = (
         "Calibration error of the first ten keyphrases of a document without a style, then the number of scores over 0.7 and the share of "
         "these that is right. The error is the mean distance between score and share that is right, over ten bins of scores. The column "
-        "before is the earlier default model, which had no word classes and whose ranker was fitted on the crowd's single words, too, on the "
-        f"first {documents_of(before)}."
+        "before is the earlier default model, which had no word classes and whose ranker was fitted on the crowd's single words, too, on "
+        f"{documents_of(before)}."
     )
     rows = []
     for name, row in default_model().items():
@@ -163,8 +163,8 @@ def comparison() -> str:
     return "\n".join([
         *table(("F1@5 (%)", *shown), rows), "",
         f"The best of {', '.join(map(label, systems(others)))} is the one with the smallest distance to the default model without a style on the same documents, "
-        f"on {documents_of(load('default_model_sets'))}; the lead has a 95% interval. The first five sets are abstracts of papers, kpcrowd and duc2001 are news, "
-        "stackexchange are questions. kpcrowd has so many gold keyphrases that no F1@5 can exceed about "
+        f"on {documents_of(load('default_model_sets'), load(RESULT))}; the lead has a 95% interval. The first five sets are abstracts of papers, kpcrowd and "
+        "duc2001 are news, stackexchange are questions, and citeulike are whole papers with their readers' tags. kpcrowd has so many gold keyphrases that no F1@5 can exceed about "
         f"{100 * best_of_five(ours['kpcrowd500']['unstyled']['seke']):.0f}. The default model was trained on the training splits of "
         "inspec, kp20k, semeval2010, kpcrowd and stackexchange. Styles follow the annotators of a set, not its scores: `authors` for "
         "papers, `phrases` for inspec and duc2001, `words` for kpcrowd, `tags` for stackexchange. The default model is a SEKE: MiniLM-L6, a BiLSTM and "
@@ -173,11 +173,12 @@ def comparison() -> str:
     ])  # fmt: skip
 
 
-def documents_of(record: dict) -> str:
+def documents_of(*records: dict) -> str:
     """How many documents of each set were read."""
-    if limited := {row["limit"] for row in record["results"] if row["limit"]}:
-        return f"{' or '.join(map(str, sorted(limited)))} documents of each set"
-    return "whole splits"
+    limits = {row["limit"] for record in records for row in record["results"]}
+    *others, last = ["", *map(str, sorted(limits - {None}))]
+    first = f"the first {' or '.join(filter(None, (', '.join(others[1:]), last)))} documents" if last else None
+    return " or ".join(filter(None, ("whole test splits" if None in limits else None, first)))
 
 
 def best_of_five(scores: dict) -> float:

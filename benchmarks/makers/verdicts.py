@@ -31,7 +31,7 @@ def forty_texts() -> str:
     names = list(next(iter(kinds.values())))
     by_kind = [(name, *(share(of_kind[kind], *GOAL) for kind in names)) for name, of_kind in kinds.items()]
     lines = [
-        "Verdicts on the top five keyphrases of forty texts, the default model with and without a style, and YAKE with its defaults:",
+        "Verdicts on the top five keyphrases of forty texts, the default model with and without a style and with `nested=False`, and YAKE with its defaults:",
         "",
         *table(header, rows),
         "",
