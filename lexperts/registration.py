@@ -53,7 +53,7 @@ class AfterTransformers(MetaPathFinder):
         loader: Any = spec and spec.loader
 
         def execute(module) -> None:
-            del loader.exec_module  # from now on it is that of its class
+            del loader.exec_module  # the method of its class again
             loader.exec_module(module)
             import_packages()
 
