@@ -205,14 +205,11 @@ class BenchmarkRun(RunFolder):
     """A file or folder of a benchmark, with the record of its settings beside it: NAME.settings.json."""
 
     def __init__(self, result: Path, settings: dict):
-        self.name, self.own_outputs = result.name, re.compile(re.escape(result.name))
+        self.own_outputs = re.compile(re.escape(result.name))
+        self.other_folder = f"Use another --work folder, or --overwrite to remove {result.name} and start again."
         super().__init__(
             result.parent, settings, outputs=(glob.escape(result.name),), record=f"{result.name}.settings.json"
         )
-
-    def hint(self) -> str:
-        """How to resolve a mismatch."""
-        return f"Use another --work folder, or --overwrite to remove {self.name} and start again."
 
 
 def check_same_settings(result: str | Path, settings: dict, overwrite: bool = False) -> None:

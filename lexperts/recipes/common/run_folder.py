@@ -60,6 +60,8 @@ class RunFolder:
         clear: patterns of what the run makes for its own use; overwriting removes that too.
     """
 
+    own_outputs, other_folder = OWN_OUTPUTS, OTHER_FOLDER  # which names may be removed, and what an error advises
+
     def __init__(
         self, path, settings: dict, outputs: Sequence[str] = RUN_OUTPUTS, record: str = RECORD, inputs: Sequence = (),
         clear: Sequence[str] = (),
@@ -98,10 +100,10 @@ class RunFolder:
         if leftovers and not record:
             raise SettingsMismatchError(
                 f"{self.path} contains {leftovers[0].name}, without a record of its settings ({self.record.name}). "
-                + OTHER_FOLDER
+                + self.other_folder
             )
         if leftovers and (text := differences(record["settings"], self.settings, shared=True)):
-            raise SettingsMismatchError(f"{self.path} contains a run with other settings: {text}. {OTHER_FOLDER}")
+            raise SettingsMismatchError(f"{self.path} contains a run with other settings: {text}. {self.other_folder}")
         versions = package_versions(("torch", "transformers"))
         if leftovers:
             changed = [f"{name} {record['versions'][name]}, now {now}" for name, now in versions.items()
@@ -153,7 +155,7 @@ class RunFolder:
         finished, saved = record.get("files"), record.get("checkpoints", {})
         names = {Path(file).name for files in saved.values() for file in files}
         for path in outputs:
-            if not OWN_OUTPUTS.fullmatch(path.name):
+            if not self.own_outputs.fullmatch(path.name):
                 return path, "its name is not one of a run's outputs"
             known = saved.get(path.name) if finished is None else finished
             for file in self.files_of([path]):
@@ -204,7 +206,7 @@ class RunFolder:
         if requested.lower() == "false":
             if newest:
                 raise ValueError(
-                    f"--resume-from-checkpoint false, but {self.path} contains checkpoints. {OTHER_FOLDER}"
+                    f"--resume-from-checkpoint false, but {self.path} contains checkpoints. {self.other_folder}"
                 )
             return None
         checkpoint = Path(requested).resolve()
