@@ -176,9 +176,9 @@ def comparison() -> str:
 def documents_of(*records: dict) -> str:
     """How many documents of each set were read."""
     limits = {row["limit"] for record in records for row in record["results"]}
-    *others, last = ["", *map(str, sorted(limits - {None}))]
-    first = f"the first {' or '.join(filter(None, (', '.join(others[1:]), last)))} documents" if last else None
-    return " or ".join(filter(None, ("whole test splits" if None in limits else None, first)))
+    numbers = ", ".join(map(str, sorted(limits - {None})))
+    parts = ["whole test splits"] * (None in limits) + [f"the first {numbers} documents"] * bool(numbers)
+    return " or ".join(parts)
 
 
 def best_of_five(scores: dict) -> float:

@@ -3,8 +3,8 @@
     lexperts train hypernet-classes news_cpu --train-files train.jsonl --test-files test.jsonl
     lexperts train hypernet-classes news_paper --dataset-name fancyzhx/ag_news
 
-Each line of a file is an object such as {"title": "...", "text": "...", "label": "..."}. The output folder
-contains the best model with its code, and the accuracy in results.json.
+Each line of a file is an object such as {"title": "...", "text": "...", "label": "..."}. The output folder contains the
+best model with its code, and the accuracy in results.json.
 """
 
 import numpy as np

@@ -1,7 +1,9 @@
 """Fine-tunes a dense Llama to define terms in context, with the stock Trainer: one expert, or the base of all experts.
 
-lexperts train lexicon-expert small_cpu --train-files train.jsonl --validation-files validation.jsonl
-accelerate launch --config-file fsdp2.yaml -m lexperts train lexicon-expert llama3_8b --train-files train.jsonl
+    lexperts train lexicon-expert small_cpu --train-files train.jsonl --validation-files validation.jsonl
+    accelerate launch --config-file fsdp2.yaml -m lexperts train lexicon-expert llama3_8b --train-files train.jsonl
+
+The output folder contains the model that `lexperts merge compose` reads, and its perplexity in results.json.
 """
 
 import json

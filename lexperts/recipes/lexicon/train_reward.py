@@ -5,8 +5,8 @@
 
 Definitions are sampled from the model for each row. With --chosen gold (the paper's way), the gold definition is preferred to
 the most likely wrong samples. With --chosen nearest, the sample nearest to the gold definition by BLEU is preferred to the
-furthest ones, so that the reward learns from samples only. Pairs that
-were sampled with the same settings are kept, also by --overwrite-output-dir true.
+furthest ones, so that the reward learns from samples only. Pairs that were sampled with the same
+settings are kept, also by --overwrite-output-dir true.
 """
 
 from functools import partial
