@@ -173,11 +173,12 @@ def test_verify_computes_the_factors_again(dtype, experts, tmp_path):
     assert name in fault and "of their norm" in fault
 
 
-def test_a_run_that_is_resumed_writes_the_same_record(experts, tmp_path):
+@pytest.mark.parametrize("files", [1, 2, 3, 5])  # what is left decides whose factors are only computed for the record
+def test_a_run_that_is_resumed_writes_the_same_record(files, experts, tmp_path):
     base, *folders = experts(3, same_shared=True)
     compose(recipe(folders, base), tmp_path / "whole", shard_bytes=20_000)
     with pytest.raises(KeyboardInterrupt):
-        compose(recipe(folders, base), tmp_path / "out", shard_bytes=20_000, progress=Stop("sync", 1, interrupt))
+        compose(recipe(folders, base), tmp_path / "out", shard_bytes=20_000, progress=Stop("sync", files, interrupt))
     compose(recipe(folders, base), tmp_path / "out", shard_bytes=20_000, resume=True)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
