@@ -55,6 +55,7 @@ RANKS = (8, 16, 32, 64, 128)
 TOKENS = 24 * 576  # of an expert for its gates, three times the default
 MORE = "ridge of 24 tokens per dimension"
 PROMPTS = 16  # of an expert, for gates from prompts
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def write_texts(data: Path, work: Path, domain: str, split: str) -> Path:
@@ -101,7 +102,7 @@ class Study:
             "max_steps": steps,
             "seed": self.seed,
         }
-        settings |= {"eval_strategy": "no", "disable_tqdm": True, **more}
+        settings |= {"eval_strategy": "no", "disable_tqdm": True, "use_cpu": DEVICE == "cpu", **more}
         if start:
             settings["model_name_or_path"] = start
         run = {"done": "results.json", "overwrite": self.options.overwrite, "threads": self.options.jobs}
@@ -141,7 +142,8 @@ class Study:
         """The nats of each held-out text of some domains, by default of all."""
         if isinstance(model, Path):
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-        return {name: nats_of_texts(model.eval(), self.windows[name]) for name in domains or self.windows}
+        model.eval().to(DEVICE)
+        return {name: nats_of_texts(model, self.windows[name]) for name in domains or self.windows}
 
     def base_row(self) -> dict:
         """The row of the base, with the nats of all held-out texts, with which later rows need no experts."""
@@ -230,7 +232,8 @@ class Study:
         model = AutoModelForCausalLM.from_pretrained(output, output_router_logits=True)  # adds load balancing's loss
         windows, *_ = make_windows(self.tokenizer, list(self.train_files.values()), WINDOW, None)
         options = {"max_steps": STEPS, "per_device_train_batch_size": 8, "learning_rate": 3e-4, "weight_decay": 0.0}
-        options |= {"bf16": True, "use_cpu": True, "seed": self.seed, "save_strategy": "no", "report_to": "none"}
+        options |= {"bf16": True, "use_cpu": DEVICE == "cpu", "seed": self.seed}
+        options |= {"save_strategy": "no", "report_to": "none"}
         arguments = TrainingArguments(str(self.work / "btx_training"), **options)
         collator = DataCollatorForDefinitions(self.tokenizer)
         Trainer(model, arguments, train_dataset=Dataset.from_list(windows), data_collator=collator).train()
@@ -239,16 +242,17 @@ class Study:
 
     def dense(self, merge: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> dict:
         """The row of a dense model whose MLPs are the base's and a merge of the experts' differences from it, (E, ...)."""
-        model = AutoModelForCausalLM.from_pretrained(self.base, dtype=torch.bfloat16)
-        experts = [
-            AutoModelForCausalLM.from_pretrained(f, dtype=torch.bfloat16).state_dict() for f in self.experts().values()
-        ]
+        model, *experts = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)
+            for folder in (self.base, *self.experts().values())
+        )
+        weights = [expert.state_dict() for expert in experts]
         torch.manual_seed(self.seed)
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 if MLP in name:
                     base = weight.float()
-                    weight.copy_(base + merge(torch.stack([expert[name].float() - base for expert in experts])))
+                    weight.copy_(base + merge(torch.stack([expert[name].float() - base for expert in weights])))
         return self.row(model)
 
 

@@ -54,7 +54,8 @@ def compose(
     progress: Progress | None = None,
     **changes,
 ) -> dict[str, Any]:
-    """Merges the experts of a recipe into one sparse checkpoint. `out` is complete afterwards, or does not exist.
+    """Merges the experts of a recipe into one sparse checkpoint. `out` is complete afterwards, or does not exist. Gates that need the
+    states of a model are computed on a GPU if there is one.
 
     Args:
         recipe: YAML file, dict or `Recipe`.

@@ -39,9 +39,12 @@ def embed(source: Source, ids: torch.Tensor) -> torch.Tensor:
 
 
 class DenseRun:
-    """A dense model whose weights are read when they are needed, each into the buffer of the last one of its size."""
+    """A dense model whose weights are read when they are needed, each into the buffer of the last one of its size. It runs on a GPU if
+    there is one.
+    """
 
     def __init__(self, source: Source):
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.source, self.shape = source, source.shape
         self.family = self.shape.family
         config = {**self.family.defaults, **{k: v for k, v in source.config.items() if v is not None}}
@@ -60,9 +63,9 @@ class DenseRun:
         The module is its name within the layer, such as "mlp" or "self_attn.q_proj"; empty for the layer itself.
         """
         lengths = [len(ids) for ids in texts]
-        x = embed(self.source, torch.tensor([i for ids in texts for i in ids]))  # (T, d)
+        x = embed(self.source, torch.tensor([i for ids in texts for i in ids])).to(self.device)  # (T, d)
         exact = self.dtype if self.norms_before else torch.float32  # OLMo 2 rounds after the rotation
-        rotations = {length: self.rotate(length, exact) for length in set(lengths)}
+        rotations = {length: self._rotation(length, exact) for length in set(lengths)}
         before = self.norms_before
         for layer in range(self.shape.num_hidden_layers):
             yield layer, "", x
@@ -89,7 +92,11 @@ class DenseRun:
             raw = next(read_blocks(entry, entry.elements, buffer=self._buffers[key]))
         else:
             raw = np.concatenate(list(self.source.blocks(name)))
-        return to_torch(raw, entry.dtype, entry.shape).to(self.dtype)
+        return to_torch(raw, entry.dtype, entry.shape).to(self.device, self.dtype)
+
+    def _rotation(self, tokens: int, dtype: torch.dtype) -> Rotation:
+        cosines, sines = self.rotate(tokens, dtype)
+        return cosines.to(self.device), sines.to(self.device)
 
     def _linear(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
         module = f"model.layers.{layer}.{BLOCK_OF[name]}.{name}"

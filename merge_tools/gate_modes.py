@@ -98,7 +98,7 @@ class TextMode(GateMode):
 
 def mean_state(states: Any) -> np.ndarray:
     """The mean over the tokens of a tensor `(T, d)`, float64."""
-    return states.double().mean(0).numpy()
+    return states.double().mean(0).cpu().numpy()
 
 
 class MeanDifference:
@@ -151,7 +151,7 @@ class LastToken(MeanDifference):
 
     def vector(self, states: Any) -> np.ndarray:
         """The state of the last token."""
-        return states[-1].double().numpy()
+        return states[-1].double().cpu().numpy()
 
 
 class EmbeddingSum(MeanDifference):
@@ -161,7 +161,7 @@ class EmbeddingSum(MeanDifference):
 
     def vector(self, states: Any) -> np.ndarray:
         """The sum of the embeddings."""
-        return states.double().sum(0).numpy()
+        return states.double().sum(0).cpu().numpy()
 
 
 def with_length_1(rows: np.ndarray) -> np.ndarray:

@@ -74,8 +74,8 @@ class MomentSum:
         if self._block:
             x = torch.cat(self._block).float()
             self.count += len(x)
-            self.total += x.double().sum(0).numpy()
-            self.gram += (x.T @ x).numpy()
+            self.total += x.double().sum(0).cpu().numpy()
+            self.gram += (x.T @ x).cpu().numpy()
             self._block = []
 
     def moments(self) -> Moments:
@@ -92,7 +92,7 @@ class MomentSum:
         if not (np.isfinite(self.gram).all() and np.isfinite(self.total).all()):
             raise MergeError("its hidden states on its samples are not finite numbers. Use an earlier checkpoint.")
         second = np.concatenate([row[i:] for i, row in enumerate(self.gram / self.count)])
-        held_out = torch.cat(self._held_out).float().numpy()
+        held_out = torch.cat(self._held_out).float().cpu().numpy()
         chosen = np.linspace(0, len(held_out) - 1, min(len(held_out), HELD_OUT_TOKENS)).round().astype(int)
         return Moments(self.count, self.total / self.count, second.astype(np.float32), held_out[chosen])
 
