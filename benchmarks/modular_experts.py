@@ -296,9 +296,11 @@ def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
     )
     rows["dense, one domain after another"] = lambda: study.row(study.sequence())
     for mode in ("ridge", "anchor"):
-        rows[f"{mode}, top 2, anchored experts"] = lambda mode=mode: study.mixture(
-            f"anchored_{mode}", mode, 2, experts=study.experts("anchored", anchor=True)
-        )
+        for also in ("", " and the base"):
+            name, base = f"{mode}, top 2, anchored experts{also}", study.base_expert if also else dict
+            rows[name] = lambda mode=mode, base=base: study.mixture(
+                f"anchored_{mode}", mode, 2, experts=study.experts("anchored", anchor=True), **base()
+            )
     for attention in ("", ", attention routed"):
         keys = {"average": "mean"} | ({"attention": "routed", "format": "lexicon"} if attention else {})
         rows[f"ridge, top 2, whole experts{attention}"] = lambda keys=keys: study.mixture(
