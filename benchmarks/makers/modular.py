@@ -3,7 +3,7 @@
 from pathlib import Path
 from statistics import mean
 
-from . import grouped, load, page, table
+from . import grouped, load, page, provenance, table
 
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "retention.svg"
 HIDDEN, INTERMEDIATE = 576, 1536  # of SmolLM2-135M
@@ -27,30 +27,57 @@ def rank_of(label: str) -> int | None:
 
 def modular_experts() -> str:
     """What each model keeps of the experts' gain, per domain and on the mean, and what it loses on texts of no expert."""
-    record, lines = load("modular_experts"), []
-    labels = seeds_of(record["results"])
+    record, more = load("modular_experts"), load("modular_experts_seeds")
+    one, several = seeds_of(record["results"]), seeds_of(more["results"])
     domains = [name for name, row in record["results"][0]["domains"].items() if row["kept"]]
-    for label, rows in labels.items():
+    lines = []
+    for label in one | several:
         if label == "base":
             continue
-        of = [mean(row["domains"][name]["kept"]["value"] for row in rows) for name in domains]
-        unseen = mean(row["unseen"] for row in rows)
-        size = f"{rows[0]['bytes'] / 1e6:.0f}" if "bytes" in rows[0] else ""
-        if rank := rank_of(label):
-            size += f" (an expert: {share_of_bytes(rank):.0%})"
-        seconds = f"{mean(row['processor_seconds'] for row in rows):.0f}" if "processor_seconds" in rows[0] else ""
+        rows = several.get(label) or one[label]
+        of = (mean(row["domains"][name]["kept"]["value"] for row in rows) for name in domains)
         each = " / ".join(f"{100 * value:.1f}" for value in of)
-        lines.append((label, f"**{mean(row['kept'] for row in rows):.1%}**", each, f"{unseen:+.1%}", size, seconds))
-    header = ("model", "gain kept", " / ".join(domains), "loss on chats", "MB", "processor seconds of the merge")
-    seeds, settings = len({row["seed"] for row in record["results"]}), record["settings"]
-    note = f"{seeds} seed{'s' * (seeds > 1)}; {settings['texts']} held-out texts of each domain, their first {settings['window']} tokens. "
-    for row in record["results"]:
-        if "largest_change" in row:
-            note += (
-                f"Adding the seventh expert, of the chats, takes {row['seconds_of_add']:.0f} s, moves no loss on the six domains by more than "
-                f"{row['largest_change']:.1%}, and keeps {row['kept_of_seventh']:.0%} of its gain. "
-            )
+        kept = ["" if label not in one else f"{one[label][0]['kept']:.1%}", describe_kept(several.get(label, []))]
+        unseen = mean(row["unseen"] for row in rows)
+        lines.append((label, *kept, each, f"{unseen:+.1%}", describe_size(label, rows[0]), seconds_of(one.get(label))))
+    header = ("model", "gain kept, seed 42", "three seeds: mean (range)", " / ".join(domains), "loss on chats", "MB")
+    header += ("processor seconds of the merge",)
+    settings = record["settings"]
+    note = (
+        f"{settings['texts']} held-out texts of each domain, their first {settings['window']} tokens. Single domains and chats are the mean of "
+        f"the three seeds where these were measured. {of_seventh(record)}The three seeds: {provenance(more)} The other columns: "
+    )
     return page(table(header, lines), record, "modular_experts.py --data PATH --work FOLDER", note)
+
+
+def describe_kept(rows: list[dict]) -> str:
+    """The mean over seeds and the range; how many seeds there are, if they are not three."""
+    if not rows:
+        return ""
+    kept = [row["kept"] for row in rows]
+    seeds = "" if len(rows) == 3 else f", {len(rows)} seeds"
+    return f"**{mean(kept):.1%}** ({100 * min(kept):.1f} to {100 * max(kept):.1f}{seeds})"
+
+
+def describe_size(label: str, row: dict) -> str:
+    """Megabytes of a mixture, and the size of an expert of low rank."""
+    size, rank = f"{row['bytes'] / 1e6:.0f}" if "bytes" in row else "", rank_of(label)
+    return size + (f" (an expert: {share_of_bytes(rank):.0%})" if rank else "")
+
+
+def seconds_of(rows: list[dict] | None) -> str:
+    """Processor seconds of a merge."""
+    return f"{rows[0]['processor_seconds']:.0f}" if rows and "processor_seconds" in rows[0] else ""
+
+
+def of_seventh(record: dict) -> str:
+    """What adding the seventh expert cost."""
+    return "".join(
+        f"Adding the seventh expert, of the chats, takes {row['seconds_of_add']:.0f} s, moves no loss on the six domains by more than "
+        f"{row['largest_change']:.1%}, and keeps {row['kept_of_seventh']:.0%} of its gain. "
+        for row in record["results"]
+        if "largest_change" in row
+    )
 
 
 def losses() -> str:
