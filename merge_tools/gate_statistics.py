@@ -91,7 +91,7 @@ def statistics_of(
 
 
 def training_tokens(index: int, count: int, tokens: int) -> int:
-    """How many of a text's tokens, or of a piece of it, are not held out. `index`: of the text, of `count`."""
+    """How many of a text's tokens are not held out. `index`: of the text, of `count`."""
     if count < HELD_OUT_SHARE:
         return tokens - max(tokens // HELD_OUT_SHARE, 1)
     return 0 if index % HELD_OUT_SHARE == HELD_OUT_SHARE - 1 else tokens

@@ -1,5 +1,6 @@
 """The texts that gates are computed from, and the states of models on them."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,12 @@ from .texts import prompt_of, read_texts
 CARD_PROMPTS = 2  # prompts per expert in the model card
 CARD_WIDTH = 80
 BATCH_TOKENS = 4096
-PIECE = 128  # tokens of a long text that are used before other texts are
+BEGINNING = 128  # tokens of a long text that are used before other texts are
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of an expert, given by its index, with its token ids, or a piece of them; `number` is the text's among the expert's."""
+    """A text of an expert, given by its index, with its token ids, or the first of them; `number` is the text's among the expert's."""
 
     text: str
     expert: int
@@ -69,7 +70,7 @@ def encode_texts(recipe: Recipe, base: Source, groups: list[tuple[list[str], lis
     """The texts of all experts with their tokens; `groups` holds those of each expert, and those that do not belong to it.
 
     A mode with `enough_tokens` gets so many tokens per dimension of each expert's texts, or `gate_tokens` in all, if there are as many,
-    in pieces as `encode_pieces` cuts them.
+    as `encode_beginnings` cuts them.
 
     Raises a `MergeError` without a tokenizer, and for an unusable text.
     """
@@ -81,9 +82,8 @@ def encode_texts(recipe: Recipe, base: Source, groups: list[tuple[list[str], lis
     for expert, pair in enumerate(groups):
         if mode.enough_tokens:
             enough = recipe.gate_tokens or mode.enough_tokens * base.shape.hidden_size
-            size = min(PIECE, longest)
-            pieces = encode_pieces(pair[0], lambda text: encode(text, True), enough, size, recipe.seed)
-            texts += [Text(pair[0][number], expert, False, False, ids, number) for number, ids in pieces]
+            beginnings = encode_beginnings(pair[0], lambda text: encode(text, True), enough, min(longest, BATCH_TOKENS))
+            texts += [Text(pair[0][i], expert, False, False, ids, i) for i, ids in enumerate(beginnings)]
             continue
         for negative, group in zip((False, True), pair, strict=True):
             for number, text in enumerate(group):
@@ -93,28 +93,26 @@ def encode_texts(recipe: Recipe, base: Source, groups: list[tuple[list[str], lis
     return texts
 
 
-def encode_pieces(
-    texts: Sequence[str], encode: Callable[[str], list[int]], enough: int, size: int, seed: int
-) -> Iterator[tuple[int, list[int]]]:
-    """Yields the index of a text and a piece of at most `size` of its tokens, until there are enough tokens: of each text one piece
-    at random, then of each another, so that a few long texts do not outweigh the others. Raises a `MergeError` for a text without tokens.
+def encode_beginnings(
+    texts: Sequence[str], encode: Callable[[str], list[int]], enough: int, longest: int
+) -> list[list[int]]:
+    """The first tokens of each text until there are enough: at most BEGINNING of one, and more of each only if there are not enough texts,
+    so that a few long texts do not outweigh the others. Raises a `MergeError` for a text without tokens.
+
+    A model reads a text from its beginning, and what the first tokens do there reaches all that follow. Pieces from the middle would have
+    other states, and put other tokens at the beginning.
     """
-    random, left = np.random.default_rng(seed), enough
-    others: list[list[list[int]]] = []
-    for number, text in enumerate(texts):
+    encoded: list[list[int]] = []
+    size, left = min(BEGINNING, longest), enough
+    for text in texts:
         if left <= 0:
-            return
-        ids = encode(text)
-        check_tokens(text, ids, len(ids))
-        pieces = [ids[start : start + size] for start in range(0, len(ids), size)]
-        others.append([pieces[i] for i in random.permutation(len(pieces))])
-        left -= len(others[-1][0])
-        yield number, others[-1][0]
-    for turn in range(1, max(map(len, others), default=0)):
-        for number, pieces in enumerate(others):
-            if left > 0 and turn < len(pieces):
-                left -= len(pieces[turn])
-                yield number, pieces[turn]
+            break
+        encoded.append(encode(text))
+        check_tokens(text, encoded[-1], len(encoded[-1]))
+        left -= min(len(encoded[-1]), size)
+    if left > 0:
+        size = bisect_left(range(longest), enough, size, key=lambda size: sum(min(len(ids), size) for ids in encoded))
+    return [ids[:size] for ids in encoded]
 
 
 def check_tokens(text: str, ids: list[int], longest: int) -> None:

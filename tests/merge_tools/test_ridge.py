@@ -14,7 +14,7 @@ from merge_tools import MergeError, Recipe, add, check, compose, export, inspect
 from merge_tools.checkpoints import open_source
 from merge_tools.gate_modes import GATE_MODES
 from merge_tools.gate_statistics import FILE, HELD_OUT_SHARE, size_of_statistics
-from merge_tools.gate_texts import encode_pieces, texts_of
+from merge_tools.gate_texts import encode_beginnings, texts_of
 from merge_tools.provenance import RECORD
 from merge_tools.ridge import (
     HELD_OUT_TOKENS,
@@ -262,19 +262,20 @@ def test_the_samples_of_a_sorted_file_are_of_all_its_parts(experts, samples, tmp
     assert min(used) < 100 < max(used)
 
 
-def test_pieces_are_of_many_texts_before_a_second_of_one():
-    texts = ["a" * 5, "b" * 40, "c" * 33, "d" * 10]
+def test_texts_are_read_from_their_beginnings_and_no_further_than_needed():
+    texts = ["a" * 50, "b" * 400, "c" * 330, "d" * 100]
 
-    def pieces(enough):
-        return list(encode_pieces(texts, lambda text: list(text.encode()), enough, 10, 0))
+    def beginnings(enough, longest=10_000):
+        found = encode_beginnings(texts, lambda text: list(text.encode()), enough, longest)
+        assert all(bytes(ids).decode() == text[: len(ids)] for text, ids in zip(texts, found, strict=False))
+        return [len(ids) for ids in found]
 
-    found = pieces(10_000)
-    assert [number for number, _ in found[:4]] == [0, 1, 2, 3] and max(len(ids) for _, ids in found) == 10
-    assert sorted(i for _, ids in found for i in ids) == sorted("".join(texts).encode())  # all of them, once
-    assert [number for number, _ in found[4:]] == [1, 2, 1, 2, 1, 2]
-    assert found[:2] == pieces(15) and found[:6] == pieces(sum(len(ids) for _, ids in found[:5]) + 1)
+    assert beginnings(100) == [50, 128] and beginnings(179) == [50, 128, 128] and beginnings(406) == [50, 128, 128, 100]
+    assert beginnings(407) == [50, 129, 129, 100] and beginnings(800) == [50, 325, 325, 100]
+    assert beginnings(850) == [50, 370, 330, 100] and beginnings(10_000) == [50, 400, 330, 100]
+    assert beginnings(10_000, longest=60) == [50, 60, 60, 60]
     with pytest.raises(MergeError, match="no tokens"):
-        list(encode_pieces(["a", ""], lambda text: list(text.encode()), 10, 10, 0))
+        encode_beginnings(["a", ""], lambda text: list(text.encode()), 10, 10)
 
 
 def test_gate_tokens_are_read_of_each_expert(experts, samples, tmp_path):
