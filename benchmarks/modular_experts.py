@@ -9,7 +9,7 @@ gates tuned on one twentieth of the experts' tokens. The controls have the same 
 merged by TIES and DARE; a dense model trained on all domains together for as many steps as all experts; and one that is trained on one domain
 after another.
 
-Losses are nats per token over the first 128 tokens of held-out texts; `kept` is (base - model) / (base - own expert). Rows that are
+Losses are nats per token over the first 128 tokens of held-out texts, or `--window`; `kept` is (base - model) / (base - own expert). Rows that are
 finished are not measured again.
 """
 
@@ -45,7 +45,7 @@ DOMAINS = {
 UNSEEN = {"chat": ("summarization/samsum", "document")}  # no expert's
 GENERAL = {"general": ("qa/squad_v1", "context")}  # samples of the base as an expert
 CHARACTERS = {"train": 300_000, "validation": 120_000}  # of a domain
-WINDOW = 128  # tokens
+WINDOW = 128  # tokens that an expert is trained on at a time
 STEPS = 60  # of an expert's training
 TUNING = 0.05  # share of the experts' training steps
 MLP = ".mlp."
@@ -90,7 +90,7 @@ class Study:
         """The first tokens of each held-out text, as its only window."""
         file = write_texts(self.options.data, self.work, domain, "validation")
         for line in file.read_text(encoding="utf-8").splitlines()[: self.options.texts]:
-            ids = self.tokenizer(json.loads(line)["text"])["input_ids"][:WINDOW]
+            ids = self.tokenizer(json.loads(line)["text"])["input_ids"][: self.options.window]
             if len(ids) > 1:
                 yield [ids]
 
@@ -206,6 +206,22 @@ class Study:
         shutil.rmtree(output)
         return row
 
+    def with_own_first(self) -> dict:
+        """The row of a mixture whose first token goes to the domain's expert: what the routing of that token alone costs."""
+        output, _ = self.compose("own_first", "ridge", 2)
+        model = AutoModelForCausalLM.from_pretrained(output, dtype=torch.bfloat16).eval().to(DEVICE)
+        shutil.rmtree(output)
+        self.measure_own()
+        reports = {}
+        for number, name in enumerate(DOMAINS):
+            hooks = [hook for layer in model.model.layers for hook in route_first(layer.mlp, number)]
+            self.losses[name].mixture = nats_of_texts(model, self.windows[name])
+            reports[name] = self.losses[name].report()
+            for hook in hooks:
+                hook.remove()
+        kept = float(np.mean([report["kept"]["value"] for report in reports.values()]))
+        return {"kept": round(kept, 4), "unseen": None, "domains": reports}
+
     def with_seventh(self) -> dict:
         """The row of a mixture to which an expert for the unseen texts is added: seconds, and the largest change of a loss."""
         (name,) = UNSEEN
@@ -254,6 +270,23 @@ class Study:
                     base = weight.float()
                     weight.copy_(base + merge(torch.stack([expert[name].float() - base for expert in weights])))
         return self.row(model)
+
+
+def route_first(block: torch.nn.Module, expert: int) -> list:
+    """Hooks on a block of Mixtral that send the first token of each sequence to an expert."""
+    lengths = []
+
+    def first_only(gate, arguments, output):
+        logits, weights, chosen = output
+        first = slice(0, None, lengths.pop())
+        weights[first] = torch.eye(weights.shape[1], device=weights.device, dtype=weights.dtype)[0]
+        chosen[first, 0], chosen[first, 1] = expert, (expert + 1) % logits.shape[1]
+        return logits, weights, chosen
+
+    return [
+        block.register_forward_pre_hook(lambda module, arguments: lengths.append(arguments[0].shape[1])),
+        block.gate.register_forward_hook(first_only),
+    ]
 
 
 def ties(differences: torch.Tensor) -> torch.Tensor:
@@ -307,6 +340,7 @@ def rows_of(study: Study) -> dict[str, Callable[[], dict]]:
             "whole", "ridge", 2, experts=study.experts("whole", freeze="nothing"), **keys
         )
     rows["Branch-Train-MiX"] = study.branch_train_mix
+    rows["ridge, top 2, first token to the domain's expert"] = study.with_own_first
     return rows
 
 
@@ -315,12 +349,13 @@ def main():
     parser = make_parser(__doc__, "modular_experts", "summarization/ and keyphrases/", work=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--texts", type=int, default=40, help="held-out texts of a domain; default: %(default)s")
+    parser.add_argument("--window", type=int, default=WINDOW, help="tokens of a held-out text; default: %(default)s")
     parser.add_argument("--only", nargs="+", default=[""], help="labels of rows that begin with one of these")
     options = parser.parse_args()
     torch.set_num_threads(options.jobs)
     settings = {
         "texts": options.texts,
-        "window": WINDOW,
+        "window": options.window,
         "steps": STEPS,
         "tuning": TUNING,
         "density": DENSITY,
