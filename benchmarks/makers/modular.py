@@ -15,6 +15,11 @@ def seeds_of(rows: list[dict]) -> dict[str, list[dict]]:
     return grouped(rows, "model")
 
 
+def of_seed_42(record: dict) -> list[dict]:
+    """The rows of the seed with which every model was measured."""
+    return [row for row in record["results"] if row["seed"] == 42]
+
+
 def share_of_bytes(rank: int) -> float:
     """Size of an expert of a rank, relative to whole MLPs."""
     return rank * (HIDDEN + INTERMEDIATE) / (HIDDEN * INTERMEDIATE)
@@ -28,7 +33,7 @@ def rank_of(label: str) -> int | None:
 def modular_experts() -> str:
     """What each model keeps of the experts' gain, per domain and on the mean, and what it loses on texts of no expert."""
     record, more = load("modular_experts"), load("modular_experts_seeds")
-    one, several = seeds_of(record["results"]), seeds_of(more["results"])
+    one, several = seeds_of(of_seed_42(record)), seeds_of(more["results"])
     domains = [name for name, row in record["results"][0]["domains"].items() if row["kept"]]
     lines = []
     for label in one | several:
@@ -45,7 +50,7 @@ def modular_experts() -> str:
     settings = record["settings"]
     note = (
         f"{settings['texts']} held-out texts of each domain, their first {settings['window']} tokens. Single domains and chats are the mean of "
-        f"the three seeds where these were measured. {of_seventh(record)}The three seeds: {provenance(more)} The other columns: "
+        f"the three seeds where these were measured. {of_seventh(record)}{of_beginnings(record, several)}The three seeds: {provenance(more)} The other columns: "
     )
     return page(table(header, lines), record, "modular_experts.py --data PATH --work FOLDER", note)
 
@@ -80,6 +85,26 @@ def of_seventh(record: dict) -> str:
     )
 
 
+def of_beginnings(record: dict, several: dict[str, list[dict]]) -> str:
+    """What gates from the texts' beginnings keep, with which one seed was measured again."""
+    again = [row for row in record["results"] if row["seed"] != 42 and row["model"] != "base"]
+    if not again:
+        return ""
+
+    def describe(row: dict) -> str:
+        label, kept = row["model"], f"{row['kept']:.1%}"
+        before = next((old for old in several.get(label, []) if old["seed"] == row["seed"]), None)
+        if before is None:
+            return f"{label} {kept}"
+        news = (100 * of["domains"]["news"]["kept"]["value"] for of in (before, row))
+        return f"{label} {kept} (before {before['kept']:.1%}; news {' -> '.join(f'{value:.1f}' for value in news)})"
+
+    return (
+        "These rows have gates from pieces anywhere in the samples. Gates from the samples' beginnings, as now, were measured with "
+        f"seed {again[0]['seed']}: {'; '.join(map(describe, again))}. "
+    )
+
+
 def losses() -> str:
     """Nats per token of base and experts on each domain."""
     record = load("modular_experts")
@@ -95,7 +120,7 @@ def plot_retention() -> None:
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
-    labels = seeds_of(load("modular_experts")["results"])
+    labels = seeds_of(of_seed_42(load("modular_experts")))
     rcParams["svg.hashsalt"] = "lexperts"  # the same file from the same numbers
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axis = figure.subplots()
