@@ -40,10 +40,10 @@ def embed(source: Source, ids: torch.Tensor) -> torch.Tensor:
 
 class DenseRun:
     """A dense model whose weights are read when they are needed, each into the buffer of the last one of its size. It runs on a GPU if
-    there is one.
+    there is one, in its own dtype or another (safetensors' name).
     """
 
-    def __init__(self, source: Source):
+    def __init__(self, source: Source, dtype: str | None = None):
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.source, self.shape = source, source.shape
         self.family = self.shape.family
@@ -53,7 +53,7 @@ class DenseRun:
         self.window = source.config.get("sliding_window", self.family.defaults.get("sliding_window"))
         if "sliding_window" not in self.family.carried:
             self.window = None
-        self.dtype = getattr(torch, TORCH_NAMES[source.entry("model.embed_tokens.weight").dtype])
+        self.dtype = getattr(torch, TORCH_NAMES[dtype or source.entry("model.embed_tokens.weight").dtype])
         self.rotate = rotation(source.config, self.shape)
         self._buffers: dict[tuple[int, int], np.ndarray] = {}
 
@@ -63,7 +63,7 @@ class DenseRun:
         The module is its name within the layer, such as "mlp" or "self_attn.q_proj"; empty for the layer itself.
         """
         lengths = [len(ids) for ids in texts]
-        x = embed(self.source, torch.tensor([i for ids in texts for i in ids])).to(self.device)  # (T, d)
+        x = embed(self.source, torch.tensor([i for ids in texts for i in ids])).to(self.device, self.dtype)  # (T, d)
         exact = self.dtype if self.norms_before else torch.float32  # OLMo 2 rounds after the rotation
         rotations = {length: self._rotation(length, exact) for length in set(lengths)}
         before = self.norms_before

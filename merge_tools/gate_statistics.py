@@ -23,7 +23,7 @@ from .plan import Gates
 from .provenance import RECORD
 from .recipe import ExpertRecipe, Recipe, gated_parts
 from .ridge import HELD_OUT_TOKENS, Moments, MomentSum, confusion, fit_gate
-from .tensor_files import DTYPE_BYTES, read_header
+from .tensor_files import DTYPE_BYTES, FLOATS, read_header
 
 FILE = "gate_statistics.tensors"  # in the safetensors format; engines read every *.safetensors of a folder as weights
 FIELDS = ("second", "mean", "held_out")
@@ -39,7 +39,7 @@ class ExpertStatistics:
     Attributes:
         tokens: the number of tokens that they are of.
         samples: the SHA-256 of its samples, in whatever order.
-        dtype: of the expert's hidden states, safetensors' name.
+        dtype: of the hidden states, safetensors' name.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ExpertStatistics:
 def statistics_of(
     recipe: Recipe, base: Source, parts: list[RoutedPart], experts: list[ExpertRecipe], sources: list[Source]
 ) -> list[ExpertStatistics]:
-    """Runs each expert on its own samples. `sources` are those of the experts.
+    """Runs each expert on its own samples, in the dtype of the mixture. `sources` are those of the experts.
 
     Raises:
         MergeError: for samples that cannot be used, and states that are not finite. The message names the expert.
@@ -70,13 +70,13 @@ def statistics_of(
     mode = GATE_MODES[recipe.gate_mode]
     assert isinstance(mode, TextMode)
     groups = [texts_of(recipe, expert) for expert in experts]
-    texts = encode_texts(recipe, base, groups)
+    texts, dtype = encode_texts(recipe, base, groups), dtype_of_states(recipe, base)
     found = []
     for number, (expert, source) in enumerate(zip(experts, sources, strict=True)):
         own = [text for text in texts if text.expert == number]
         count = len({text.number for text in own})
         sums = {key_of(part): MomentSum(part.input_size(base.shape)) for part in parts}
-        for part, _, index, states in run_dense(source, parts, own, mode.state):
+        for part, _, index, states in run_dense(source, parts, own, mode.state, dtype):
             stop = training_tokens(own[index].number, count, len(states))
             sums[key_of(part)].add(states[:stop], held_out=False)
             sums[key_of(part)].add(states[stop:], held_out=True)
@@ -84,10 +84,14 @@ def statistics_of(
             moments = {router: spilled(sums.pop(router).moments()) for router in list(sums)}
         except MergeError as error:
             raise MergeError(f"{expert.name}: {error}") from error
-        dtype = source.entry("model.embed_tokens.weight").dtype
         samples = hashlib.sha256(repr(sorted(groups[number][0])).encode()).hexdigest()
         found.append(ExpertStatistics(expert.name, next(iter(moments.values())).count, samples, dtype, moments))
     return found
+
+
+def dtype_of_states(recipe: Recipe, base: Source) -> str:
+    """The dtype of a mixture's hidden states, safetensors' name."""
+    return FLOATS[recipe.dtype] if recipe.dtype else base.entry("model.embed_tokens.weight").dtype
 
 
 def training_tokens(index: int, count: int, tokens: int) -> int:
@@ -153,7 +157,7 @@ def size_of_statistics(recipe: Recipe, base: Source) -> int:
     """At most how many bytes the statistics of a recipe take; 0 if its mode has none."""
     if not isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
         return 0
-    held_out = HELD_OUT_TOKENS * DTYPE_BYTES[base.entry("model.embed_tokens.weight").dtype]
+    held_out = HELD_OUT_TOKENS * DTYPE_BYTES[dtype_of_states(recipe, base)]
     widths = [part.input_size(base.shape) for part in gated_parts(recipe, base.shape)]
     return len(recipe.experts) * sum(d * (d + 1) // 2 * 4 + d * (8 + held_out) for d in widths)
 

@@ -149,11 +149,15 @@ def embeddings(base: Source, parts: list[RoutedPart], texts: list[Text]) -> Stat
         yield from ((part, "embedding", index, states) for part in parts)
 
 
-def run_dense(source: Source, parts: list[RoutedPart], texts: list[Text], state: str) -> States:
-    """Runs a model on texts as far as needed. Yields the input of each router and, for the state "layer", that of its layer too."""
+def run_dense(
+    source: Source, parts: list[RoutedPart], texts: list[Text], state: str, dtype: str | None = None
+) -> States:
+    """Runs a model on texts as far as needed, in its own dtype or another (safetensors' name). Yields the input of each router and,
+    for the state "layer", that of its layer too.
+    """
     from .dense_run import DenseRun
 
-    run = DenseRun(source)
+    run = DenseRun(source, dtype)
     by_module = {(part.layer, part.module.split(".", 3)[3]): [part] for part in parts}
     routers = set(by_module)
     if state == "layer":

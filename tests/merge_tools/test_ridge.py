@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from merge_tools import MergeError, Recipe, add, check, compose, export, inspect, read_recipe, remove, tune, verify
+from merge_tools.averaging import to_float32
 from merge_tools.checkpoints import open_source
 from merge_tools.gate_modes import GATE_MODES
 from merge_tools.gate_statistics import FILE, HELD_OUT_SHARE, size_of_statistics
@@ -26,6 +27,7 @@ from merge_tools.ridge import (
     held_out_logits,
     solve,
 )
+from merge_tools.tensor_files import read_all, read_header
 
 from .conftest import contents, open_model, read_tensors, recipe_of
 
@@ -103,6 +105,20 @@ def test_gates_are_those_of_plain_least_squares(experts, samples, tmp_path):
         ]
         accuracy = np.mean([((x @ expected.T).argmax(1) == e).mean() for e, x in enumerate(held_out)])
         assert fit["accuracy"] == pytest.approx(accuracy, abs=0.01)
+
+
+def test_experts_run_in_the_dtype_of_the_mixture(experts, samples, tmp_path):
+    folders, states = experts(3), {}
+    for dtype in ("float32", "bfloat16"):
+        compose(recipe(folders, samples, dtype=dtype), tmp_path / dtype)
+        states[dtype] = {e.name: e for e in read_header(tmp_path / dtype / FILE) if e.name.endswith(".held_out")}
+    assert {e.dtype for e in states["bfloat16"].values()} == {"BF16"}
+    wide, narrow = (
+        to_float32(read_all(of["0.1.mlp.held_out"]), of["0.1.mlp.held_out"].dtype) for of in states.values()
+    )
+    assert 1e-4 < np.abs(wide - narrow).max() < 0.1  # not the same, and not rounded once at the end
+    rounded = torch.from_numpy(wide).bfloat16().float().numpy()
+    assert (rounded != narrow).mean() > 0.1
 
 
 @pytest.mark.parametrize(
