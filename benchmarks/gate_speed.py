@@ -37,13 +37,12 @@ def main():
     files = {name: write_texts(options.data, options.work, name, "train") for name in list(DOMAINS)[:EXPERTS]}
     specs = [{"source_model": str(expert), "name": name, "samples": str(file)} for name, file in files.items()]
     recipe = {"base_model": str(base), "average": "base", "experts": specs}
-    windows = [
-        window
-        for file in files.values()
-        for window in cut_windows(tokenizer, read_texts(file, lambda row: row["text"], "text"), WINDOW)[
-            : TOKENS // WINDOW
-        ]
-    ]
+    windows: list[list[int]] = []
+    for number, file in enumerate(files.values(), 1):
+        texts = read_texts(file, lambda row: row["text"], "text")
+        beginnings = (window for text in texts for window in cut_windows(tokenizer, [text], WINDOW)[:1])
+        while sum(map(len, windows)) < number * TOKENS:
+            windows.append(next(beginnings))
     windows.sort(key=len)
 
     def compose(**keys):
