@@ -64,7 +64,7 @@ def main():
     if not record.rows():
         row = record.add(compare(candidates, options.rounds, tokens=sum(map(len, windows))))
         forward_ms, copy_ms, ridge_ms = (row["times"][name]["median_ms"] for name in candidates)
-        print(f"(ridge - copy) / forward pass = {(ridge_ms - copy_ms) / forward_ms:.2f}")
+        print(f"ridge / (forward pass + copy) = {ridge_ms / (forward_ms + copy_ms):.2f}")
 
 
 if __name__ == "__main__":
