@@ -2,7 +2,7 @@
 
     python benchmarks/gate_speed.py --data PATH --work FOLDER           # PATH/summarization/*, PATH/keyphrases/stackexchange
 
-Four experts of SmolLM2-135M with 4,000 tokens of samples each. What the experts have learned does not matter here: they are the base, in
+Four experts of SmolLM2-135M with 4,000 tokens of samples each. What experts have learned does not change the time: these are the base, in
 float32 as trainings write it.
 """
 
