@@ -30,6 +30,7 @@ from lexperts.recipes.lexicon.routing_report import routing_of, routing_sums, su
 from lexperts.recipes.lexicon.training import tokenize_rows
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt
 from run_tools.definition_rows import load_definition_rows
+from run_tools.model_options import gpu_or_cpu
 
 BASE, MAIN = "base", "main"
 ABLATIONS = (
@@ -108,7 +109,7 @@ def final_model(report: dict) -> Path:
 def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
     """Perplexity of the rows' definitions, and the mean entropy of the routers as a share of the largest."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(gpu_or_cpu())
     policy = getattr(model.config, "routing_policy", None)
     if policy == "domain":
         texts = [format_prompt(row["term"], row["context"]) for row in rows]

@@ -31,6 +31,7 @@ from lexperts.recipes.expert.texts import make_windows
 from merge_tools.evaluation import DomainLosses, nats_of_texts
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions
 from run_tools.files import write_file
+from run_tools.model_options import gpu_or_cpu
 from run_tools.pretrained import unpacked
 
 # domain -> the folder of its files below --data, and the field of its texts
@@ -55,7 +56,7 @@ RANKS = (8, 16, 32, 64, 128)
 TOKENS = 24 * 576  # of an expert for its gates, three times the default
 MORE = "ridge of 24 tokens per dimension"
 PROMPTS = 16  # of an expert, for gates from prompts
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = gpu_or_cpu()
 
 
 def write_texts(data: Path, work: Path, domain: str, split: str) -> Path:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from run_tools.model_options import gpu_or_cpu
+
 from .checkpoints import Source
 from .layout import BLOCK_OF, Shape, rope_config_v4_and_v5, rope_parameters
 from .tensor_files import DTYPE_BYTES, TORCH_NAMES, read_blocks
@@ -44,7 +46,7 @@ class DenseRun:
     """
 
     def __init__(self, source: Source, dtype: str | None = None):
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = gpu_or_cpu()
         self.source, self.shape = source, source.shape
         self.family = self.shape.family
         config = {**self.family.defaults, **{k: v for k, v in source.config.items() if v is not None}}
@@ -65,7 +67,7 @@ class DenseRun:
         lengths = [len(ids) for ids in texts]
         x = embed(self.source, torch.tensor([i for ids in texts for i in ids])).to(self.device, self.dtype)  # (T, d)
         exact = self.dtype if self.norms_before else torch.float32  # OLMo 2 rounds after the rotation
-        rotations = {length: self._rotation(length, exact) for length in set(lengths)}
+        rotations = {n: tuple(values.to(self.device) for values in self.rotate(n, exact)) for n in set(lengths)}
         before = self.norms_before
         for layer in range(self.shape.num_hidden_layers):
             yield layer, "", x
@@ -93,10 +95,6 @@ class DenseRun:
         else:
             raw = np.concatenate(list(self.source.blocks(name)))
         return to_torch(raw, entry.dtype, entry.shape).to(self.device, self.dtype)
-
-    def _rotation(self, tokens: int, dtype: torch.dtype) -> Rotation:
-        cosines, sines = self.rotate(tokens, dtype)
-        return cosines.to(self.device), sines.to(self.device)
 
     def _linear(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
         module = f"model.layers.{layer}.{BLOCK_OF[name]}.{name}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from run_tools.errors import expand_user
 from run_tools.files import write_file
+from run_tools.model_options import gpu_or_cpu
 
 from .card import with_evaluation
 from .checkpoints import Source
@@ -113,8 +114,6 @@ def evaluate(
     Raises:
         MergeError: if a model or a file cannot be read, or a loss is not finite.
     """
-    import torch
-
     if not domains:
         raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
     if max_length < 2:
@@ -126,7 +125,7 @@ def evaluate(
         )
     texts = {name: read_domain(Path(path)) for name, path in domains.items()}
     base, experts = opened.open_base(), opened.open_experts()
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or gpu_or_cpu()
     on_model("mixture")
     model, tokenizer = open_mixture(opened.folder)
     windows = windows_of_domains(tokenizer, texts, min(max_length, model.config.max_position_embeddings))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from run_tools.errors import expand_user
+from run_tools.model_options import gpu_or_cpu
 
 from .averaging import from_float
 from .card import model_card
@@ -69,7 +70,6 @@ def tune(
     Raises:
         MergeError: if the mixture has no gates to train, a file cannot be read, or `out` is not free.
     """
-    import torch
 
     from .gate_training import cut_windows, freeze_all_but_gates, train_gates
 
@@ -87,7 +87,7 @@ def tune(
     for name, windows in zip([*splits, *splits], [*train, *test], strict=True):
         if not windows:
             raise MergeError(f"The texts of the domain {name!r} are too short to learn from. Give longer ones.")
-    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model.to(device or gpu_or_cpu())
     before = perplexities(model, splits, test)
     start = time.perf_counter()
     options: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}

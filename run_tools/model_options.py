@@ -22,6 +22,13 @@ def parse_dtype(name: str):
     return getattr(torch, name)
 
 
+def gpu_or_cpu() -> str:
+    """The name of the device of computations that pick one themselves: a GPU if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def parse_device(name: str | None):
     """The `torch.device` of a name; by default an accelerator if available, else the CPU. Raises a `ValueError` if the
     device is not available.

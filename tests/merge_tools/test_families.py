@@ -147,7 +147,7 @@ def test_the_inputs_of_all_modules_are_those_of_transformers(name, dtype, tmp_pa
     seen = 0
     for layer, module, x in DenseRun(open_source("birds", str(folder))).module_inputs(texts):
         expected = torch.cat(found[f"{layer}.{module}".rstrip(".")])
-        assert_close(x, expected, **tolerance)
+        assert_close(x.cpu(), expected, **tolerance)
         seen += 1
         if layer and module == "mlp":
             assert (x[-1] - x[-2]).abs().max() > 0.1
