@@ -74,10 +74,9 @@ def statistics_of(
     found = []
     for number, (expert, source) in enumerate(zip(experts, sources, strict=True)):
         own = [text for text in texts if text.expert == number]
-        count = len({text.number for text in own})
         sums = {key_of(part): MomentSum(part.input_size(base.shape)) for part in parts}
         for part, _, index, states in run_dense(source, parts, own, mode.state, dtype):
-            stop = training_tokens(own[index].number, count, len(states))
+            stop = training_tokens(index, len(own), len(states))
             sums[key_of(part)].add(states[:stop], held_out=False)
             sums[key_of(part)].add(states[stop:], held_out=True)
         try:

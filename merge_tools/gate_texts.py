@@ -24,14 +24,13 @@ BEGINNING = 128  # tokens of a long text that are used before other texts are
 
 @dataclass(frozen=True)
 class Text:
-    """A text of an expert, given by its index, with its token ids, or the first of them; `number` is the text's among the expert's."""
+    """A text of an expert, given by its index, with its token ids, or the first of them."""
 
     text: str
     expert: int
     negative: bool
     shown: bool  # in the model card
     tokens: list[int]
-    number: int = 0
 
 
 def texts_of(recipe: Recipe, expert: ExpertRecipe) -> tuple[list[str], list[str]]:
@@ -83,13 +82,13 @@ def encode_texts(recipe: Recipe, base: Source, groups: list[tuple[list[str], lis
         if mode.enough_tokens:
             enough = recipe.gate_tokens or mode.enough_tokens * base.shape.hidden_size
             beginnings = encode_beginnings(pair[0], lambda text: encode(text, True), enough, min(longest, BATCH_TOKENS))
-            texts += [Text(pair[0][i], expert, False, False, ids, i) for i, ids in enumerate(beginnings)]
+            texts += [Text(text, expert, False, False, ids) for text, ids in zip(pair[0], beginnings, strict=False)]
             continue
         for negative, group in zip((False, True), pair, strict=True):
             for number, text in enumerate(group):
                 ids = encode(first + text, False) if mode.like_mergekit else encode(text, True)
                 check_tokens(text, ids, longest)
-                texts.append(Text(text, expert, negative, not negative and number < CARD_PROMPTS, ids, number))
+                texts.append(Text(text, expert, negative, not negative and number < CARD_PROMPTS, ids))
     return texts
 
 
