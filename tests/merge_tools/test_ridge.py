@@ -108,7 +108,12 @@ def test_gates_are_those_of_plain_least_squares(experts, samples, tmp_path):
 
 
 def test_experts_run_in_the_dtype_of_the_mixture(experts, samples, tmp_path):
+    """As if they had been saved in it."""
     folders, states = experts(3), {}
+    for folder in folders:
+        open_model(folder, dtype=torch.bfloat16).save_pretrained(tmp_path / "saved" / folder.name)
+        AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "saved" / folder.name)
+    compose(recipe([tmp_path / "saved" / folder.name for folder in folders], samples), tmp_path / "of saved")
     for dtype in ("float32", "bfloat16"):
         compose(recipe(folders, samples, dtype=dtype), tmp_path / dtype)
         states[dtype] = {e.name: e for e in read_header(tmp_path / dtype / FILE) if e.name.endswith(".held_out")}
@@ -117,6 +122,7 @@ def test_experts_run_in_the_dtype_of_the_mixture(experts, samples, tmp_path):
         to_float32(read_all(of["0.1.mlp.held_out"]), of["0.1.mlp.held_out"].dtype) for of in states.values()
     )
     assert 1e-4 < np.abs(wide - narrow).max() < 0.1  # not the same, and not rounded once at the end
+    assert (tmp_path / "bfloat16" / FILE).read_bytes() == (tmp_path / "of saved" / FILE).read_bytes()
     rounded = torch.from_numpy(wide).bfloat16().float().numpy()
     assert (rounded != narrow).mean() > 0.1
 
@@ -359,16 +365,17 @@ def test_check_says_where_held_out_tokens_are_routed(experts, samples):
     assert set(found) == {"birds", "ships", "tools"} and min(found.values()) > 60, message  # chance: 33
 
 
-def test_states_that_are_not_finite_name_the_expert(experts, samples, tmp_path):
+@pytest.mark.parametrize("dtype, factor", [(None, 1e38), ("float16", 5e4)])
+def test_states_that_are_not_finite_name_the_expert(dtype, factor, experts, samples, tmp_path):
     folders = experts(2)
     broken = tmp_path / "ships"
     shutil.copytree(folders[1], broken)
     model = open_model(broken)
     with torch.no_grad():
-        model.model.layers[0].mlp.down_proj.weight.mul_(1e38)
+        model.model.layers[0].mlp.down_proj.weight.mul_(factor)
     model.save_pretrained(broken)
-    with pytest.raises(MergeError, match="ships: .*not finite"):
-        compose(recipe([folders[0], broken], samples), tmp_path / "out")
+    with pytest.raises(MergeError, match="ships: .*not finite.*bfloat16 instead of float16"):
+        compose(recipe([folders[0], broken], samples, dtype=dtype), tmp_path / "out")
 
 
 def test_the_base_can_be_an_expert(experts, samples, tmp_path):
