@@ -37,6 +37,7 @@ MAKERS = {
     "table:merge_means": merging.merge_means,
     "table:modular_experts": modular.modular_experts,
     "table:modular_losses": modular.losses,
+    "result:modular_findings": modular.findings,
     "table:lexicon_quality": definitions.lexicon_quality,
     "table:lexicon_quality_medium": definitions.lexicon_quality_medium,
     "table:lexicon_speed": definitions.lexicon_speed,

@@ -1,5 +1,6 @@
 """Table and figure of the mixtures of a real Llama: what they keep of their experts, and how many bytes that takes."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean
 
@@ -7,7 +8,9 @@ from . import grouped, load, page, provenance, table
 
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "retention.svg"
 HIDDEN, INTERMEDIATE = 576, 1536  # of SmolLM2-135M
-FULL = "ridge, top 2"
+FULL, GATES, BY_TEXT = "ridge, top 2", "ridge", "ridge of 24 tokens per dimension, one expert per text"
+WHOLE, TOKENS = f"{FULL}, whole experts", (" 1", " 2", " 2, tuned")
+AVERAGES, RANKS = ("dense, mean of the MLPs", "dense, TIES", "dense, DARE"), (128, 64, 16)
 
 
 def seeds_of(rows: list[dict]) -> dict[str, list[dict]]:
@@ -103,6 +106,39 @@ def of_beginnings(record: dict, several: dict[str, list[dict]]) -> str:
         "These rows have gates from pieces anywhere in the samples. Gates from the samples' beginnings, as now, were measured with "
         f"seed {again[0]['seed']}: {'; '.join(map(describe, again))}. "
     )
+
+
+def findings() -> str:
+    """What the table says in sentences, with its numbers."""
+    record, several = load("modular_experts"), seeds_of(load("modular_experts_seeds")["results"])
+    one = seeds_of(of_seed_42(record))
+    again = [row for row in record["results"] if row["seed"] != 42 and row["model"].startswith(GATES)]
+
+    def kept(*labels: str) -> str:
+        return to_range(100 * mean(row["kept"] for row in several.get(label) or one[label]) for label in labels)
+
+    routed = [label for label in several if label.startswith(GATES) and label.partition(", top")[2] in TOKENS]
+    by_token = [mean(row["kept"] for row in several[label]) for label in routed]
+    by_token += [row["kept"] for row in again if row["model"] in routed]
+    unseen = (
+        100 * mean(row["unseen"] for row in rows) for label, rows in several.items() if label in (*routed, BY_TEXT)
+    )
+    lost = (100 * (one[FULL][0]["kept"] - one[f"{FULL}, rank {rank}"][0]["kept"]) for rank in RANKS)
+    bytes_of = (f"{share_of_bytes(rank):.0%}" for rank in RANKS)
+    return f"""- Gates in closed form keep almost everything where a text is of one domain: `routing_policy: sequence_hard` lets one expert read a text (in
+  the table the whole text chooses; in generation the prompt does). By token they keep {to_range(100 * x for x in by_token)}%, against {kept(*AVERAGES)}% of averages.
+- Texts of no expert (chats) lose {to_range(unseen)}%. `include_base` helps them only if its samples are like them; here they are paragraphs of an encyclopedia.
+- One dense model trained on all domains together, for as many steps as the experts, keeps {kept("dense, all domains together")}%. It needs all data at hand at once. Trained on
+  one domain after another it forgets, and keeps {kept("dense, one domain after another")}%. A seventh expert is added to the mixture in a minute, and the six hardly notice.
+- Train MLPs only (`--freeze shared`): experts whose other weights were trained too and are averaged keep {kept(WHOLE)}%, {kept(WHOLE + ", attention routed")}% with routed attention, {kept("Branch-Train-MiX")}% as a
+  Branch-Train-MiX with sixty steps of everything. `--anchor` does not pay at this length of training: {kept(*(label for label in one | several if "anchored" in label))}%, with or without the base.
+- Experts of rank {", ".join(map(str, RANKS))} lose {", ".join(f"{x:.0f}" for x in lost)} points, at {", ".join(bytes_of)} of the bytes of whole MLPs."""
+
+
+def to_range(values: Iterable[float]) -> str:
+    """The smallest and the largest value, rounded; one number if these are the same."""
+    ends = sorted({round(value) for value in values})
+    return f"{ends[0]}" + (f" to {ends[-1]}" if len(ends) > 1 else "")
 
 
 def losses() -> str:
