@@ -89,6 +89,25 @@ def train_seke(config: str, folder: Path, head: str, options: dict, **run) -> di
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
 
+def mixture_of_sets(data: Path, names: list[str], tagger: str) -> tuple[dict, dict]:
+    """The options of a training on several sets as the default model's, and what `train_seke` compares instead of their paths.
+
+    Whole papers are among the validation documents with their set, and the crowd's keyphrases count without a style if they are
+    noun phrases.
+    """
+    names_of = {"train": names, "validation": names + [w for w, name in WHOLE_PAPERS.items() if name in names]}
+    files = {
+        f"{split}_files": [data_file(data, name, split) for name in of_split] for split, of_split in names_of.items()
+    }
+    settings = {"show": 0, "disable_tqdm": True, "save_total_limit": 1, "tagger": tagger}
+    for split, of_split in names_of.items():
+        paths = zip(of_split, files[f"{split}_files"], strict=True)
+        settings[f"{split}_files"] = [f"{STYLE_OF_SET[name]}={path}" for name, path in paths]
+    if CROWD in names:
+        settings["as_noun_phrases"] = [STYLES[CROWD]]
+    return settings, {**files, "styles": [STYLE_OF_SET[name] for name in names_of["validation"]]}
+
+
 def yake_phrases(texts: list[str]) -> list[list[dict]]:
     """Keyphrases by YAKE with its defaults."""
     import yake

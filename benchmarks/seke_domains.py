@@ -16,16 +16,13 @@ from pathlib import Path
 from common import Record, make_parser
 from keyphrase_algorithms import TAGGER
 from keyphrase_sets import (
-    CROWD,
     HEADS,
-    SPLITS,
-    STYLE_OF_SET,
     STYLES,
     STYLES_OF_TESTS,
-    WHOLE_PAPERS,
     Documents,
     data_file,
     describe_f1,
+    mixture_of_sets,
     train_seke,
 )
 from transformers import pipeline
@@ -35,33 +32,19 @@ import keyphrase_tools  # noqa: F401  (registers the pipeline)
 
 def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, dict]:
     """Trains on all sets but one, unless the folder holds the finished run; the folder, and its results.json."""
-    names = [name for name in STYLES if name != left_out]
-    names_of = {"train": names, "validation": names + [w for w, name in WHOLE_PAPERS.items() if name != left_out]}
     tests = {left_out: left_out}  # name in the results -> set
     if not left_out:
         tests = {name: name for name in STYLES_OF_TESTS}
         tests |= {f"{name}:{style}": name for name, style in STYLES_OF_TESTS.items()}
-    files = {
-        f"{split}_files": [data_file(options.data, name, split) for name in names_of[split]] for split in SPLITS[:2]
-    }
+    settings, files = mixture_of_sets(options.data, [name for name in STYLES if name != left_out], options.tagger)
     files["test_files"] = [data_file(options.data, name, "test") for name in tests.values()]
-
-    def with_styles(split: str) -> list[str]:
-        paths = files[f"{split}_files"]
-        return [f"{STYLE_OF_SET[name]}={path}" for name, path in zip(names_of[split], paths, strict=True)]
-
-    settings = {
-        "train_files": with_styles("train"),
-        "validation_files": with_styles("validation"),
+    settings |= {
         "test_files": [f"{name}={path}" for name, path in zip(tests, files["test_files"], strict=True)],
         "num_train_epochs": options.left_out_epochs if left_out else options.epochs,
-        "seed": seed, "show": 0, "disable_tqdm": True, "save_total_limit": 1, "tagger": options.tagger,
-    }  # fmt: skip
-    if apart := [STYLES[name] for name in names if name == CROWD]:
-        settings["as_noun_phrases"] = apart
+        "seed": seed,
+    }
     folder = options.work / f"{head}-without-{left_out or 'none'}-{seed}"
-    run = {"overwrite": options.overwrite, **files, "styles": [STYLE_OF_SET[name] for name in names_of["validation"]]}
-    return folder, train_seke("default", folder, head, settings, **run)
+    return folder, train_seke("default", folder, head, settings, overwrite=options.overwrite, **files)
 
 
 def read_set(folder: Path, path: Path) -> dict[str, dict]:
