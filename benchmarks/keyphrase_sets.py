@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import torch
 from by_document import CUTS, encode
 from common import run_once
 from tqdm import tqdm
@@ -93,13 +94,14 @@ def mixture_of_sets(data: Path, names: list[str], tagger: str) -> tuple[dict, di
     """The options of a training on several sets as the default model's, and what `train_seke` compares instead of their paths.
 
     Whole papers are among the validation documents with their set, and the crowd's keyphrases count without a style if they are
-    noun phrases.
+    noun phrases. It runs on a GPU if there is one.
     """
     names_of = {"train": names, "validation": names + [w for w, name in WHOLE_PAPERS.items() if name in names]}
     files = {
         f"{split}_files": [data_file(data, name, split) for name in of_split] for split, of_split in names_of.items()
     }
     settings = {"show": 0, "disable_tqdm": True, "save_total_limit": 1, "tagger": tagger}
+    settings["use_cpu"] = not torch.cuda.is_available()
     for split, of_split in names_of.items():
         paths = zip(of_split, files[f"{split}_files"], strict=True)
         settings[f"{split}_files"] = [f"{STYLE_OF_SET[name]}={path}" for name, path in paths]

@@ -35,7 +35,7 @@ def measure(options, backbone: str, seed: int) -> list[dict]:
     """Trains a model, unless it is there; a row for each set."""
     torch.set_num_threads(options.threads)
     settings, files = mixture_of_sets(options.data, list(STYLES), options.tagger)
-    settings |= {"seed": seed, "use_cpu": not torch.cuda.is_available(), "num_train_epochs": options.epochs}
+    settings |= {"seed": seed, "num_train_epochs": options.epochs}
     if folder := options.folders.get(backbone):
         settings["backbone"] = files["backbone"] = folder
     train_seke(

@@ -44,7 +44,9 @@ def train(options, left_out: str | None, head: str, seed: int) -> tuple[Path, di
         "seed": seed,
     }
     folder = options.work / f"{head}-without-{left_out or 'none'}-{seed}"
-    return folder, train_seke("default", folder, head, settings, overwrite=options.overwrite, **files)
+    return folder, train_seke(
+        "default", folder, head, settings, overwrite=options.overwrite, threads=options.threads, **files
+    )
 
 
 def read_set(folder: Path, path: Path) -> dict[str, dict]:
@@ -79,6 +81,7 @@ def main():
     parser.add_argument(
         "--left_out_epochs", type=float, default=1, help="of the models that are trained on all sets but one"
     )
+    parser.add_argument("--threads", type=int, default=1, help="of each run")
     options = parser.parse_args()
     data = {name: data_file(options.data, name, "test").parent for name in STYLES_OF_TESTS}
     settings = {

@@ -11,7 +11,10 @@ import numpy as np
 
 CLASSES = ("other", "modifier", "noun")
 OTHER, MODIFIER, NOUN = range(3)
-DIGITS = 5  # of a weight, relative to the largest
+DIGITS = 5  # of a weight
+LEAST_SPREAD = (
+    0.01  # of a dimension, relative to the median: one that hardly varies would get a weight that swamps the others
+)
 FIELD = "keyphrase_word_classes"
 
 
@@ -52,16 +55,17 @@ def fit_word_classes(states: np.ndarray, classes: Sequence[int]) -> dict[str, li
     """
     try:
         from sklearn.linear_model import LogisticRegression
-        from sklearn.preprocessing import StandardScaler
     except ImportError as error:
         raise ImportError(
             "fit_word_classes needs scikit-learn. Install it with: pip install lexperts[train]"
         ) from error
     if missing := [name for i, name in enumerate(CLASSES) if i not in set(classes)]:
         raise ValueError(f"No word is of the class {missing[0]!r}. Use more texts.")
-    scaler = StandardScaler().fit(states)
-    regression = LogisticRegression(C=0.1, max_iter=500).fit(scaler.transform(states), classes)
-    weights = regression.coef_ / scaler.scale_
-    rows = np.concatenate([(regression.intercept_ - weights @ scaler.mean_)[:, None], weights], axis=1)
-    digits = DIGITS - int(np.ceil(np.log10(np.abs(rows).max())))
-    return {name: np.round(row, digits).tolist() for name, row in zip(CLASSES, rows, strict=True)}
+    states = np.asarray(states, dtype=np.float64)
+    mean, spread = states.mean(0), states.std(0)
+    spread = np.maximum(spread, LEAST_SPREAD * np.median(spread))
+    spread[spread == 0] = 1
+    regression = LogisticRegression(C=0.1, max_iter=500).fit((states - mean) / spread, classes)
+    weights = regression.coef_ / spread
+    rows = np.concatenate([(regression.intercept_ - weights @ mean)[:, None], weights], axis=1)
+    return {name: [float(f"{w:.{DIGITS}g}") for w in row] for name, row in zip(CLASSES, rows, strict=True)}

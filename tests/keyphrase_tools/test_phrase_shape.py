@@ -111,6 +111,17 @@ def test_the_fit_tells_classes_apart(classifier):
         fit_word_classes(states, np.minimum(classes, 1))
 
 
+def test_a_dimension_that_hardly_varies_does_not_swamp_the_others(classifier):
+    """As a unit that training has switched off: standardised, its noise would get a weight of millions."""
+    states, classes, _ = classifier
+    noise = 1e-7 * (np.arange(600) % 2 + classes)
+    weights = fit_word_classes(np.column_stack([states, 1 + noise, np.full(600, 3.0)]), classes)
+    rows = np.array([weights[name] for name in CLASSES])
+    changed = np.column_stack([states, 1 - 1e-3 * np.ones(600), np.full(600, 3.0)])  # by another dtype, say
+    assert ((changed @ rows[:, 1:].T + rows[:, 0]).argmax(1) == classes).mean() > 0.99
+    assert np.abs(rows[:, 1:]).max() < 100
+
+
 @pytest.mark.parametrize(
     "value, message",
     [

@@ -10,6 +10,7 @@ from transformers import pipeline
 
 from keyphrase_tools.input_documents import read_document
 from keyphrase_tools.word_classes import CLASSES, MODIFIER, NOUN, OTHER
+from lexperts.recipes.seke import word_classes
 from lexperts.recipes.seke.data import Documents
 from lexperts.recipes.seke.mixture import HideStyles
 from lexperts.recipes.seke.word_classes import add_noun_phrases, classes_by_tags, noun_phrase_spans, open_tagger
@@ -91,6 +92,22 @@ def test_a_tagger_that_cannot_be_used(name, message, tmp_path):
         spacy.blank("en").to_disk(name)
     with pytest.raises(UserError, match=message):
         open_tagger(name)
+
+
+def test_classes_that_are_worse_than_the_most_frequent_one_are_not_used(
+    tiny_seke, tiny_tokenizer, tagger_folder, monkeypatch
+):
+    extract = pipeline("keyphrase-extraction", model=tiny_seke(), tokenizer=tiny_tokenizer)
+    always_noun = np.zeros((3, extract.model.config.hidden_size + 1))
+    always_noun[NOUN, 0] = 1  # its bias
+    monkeypatch.setattr(
+        word_classes, "fit_word_classes", lambda *_: dict(zip(CLASSES, always_noun.tolist(), strict=True))
+    )
+    texts = ["The owls of the north are not to be seen by day."] * 10
+    with pytest.warns(UserWarning, match=r"the most frequent class for \d+.\d%: they are not used"):
+        scores = word_classes.add_word_classes(extract, texts, open_tagger(str(tagger_folder)), seed=1)
+    assert scores["accuracy"] < scores["most_frequent"]
+    assert extract.model.config.keyphrase_word_classes is None
 
 
 def test_training_with_a_tagger_gives_a_ranker_that_reads_noun_phrases(backbone, tagger_folder, tmp_path):

@@ -1,5 +1,6 @@
 """A spaCy tagger as a teacher: which words are nouns, for the ranker, and which keyphrases are noun phrases, for models without a style."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from keyphrase_tools.diversity import WordStates
 from keyphrase_tools.input_documents import read_document
-from keyphrase_tools.word_classes import FIELD, MODIFIER, NOUN, OTHER, fit_word_classes, read_word_classes
+from keyphrase_tools.word_classes import CLASSES, FIELD, MODIFIER, NOUN, OTHER, fit_word_classes
 from keyphrase_tools.words import normalise, stem, stem_phrase
 from run_tools.errors import UserError
 
@@ -92,10 +93,12 @@ def add_noun_phrases(documents: Documents, styles: Sequence[str], tagger, langua
 
 
 def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[str, float]:
-    """Fits a model's word classes to the tags of some of the texts, and saves them in its configuration.
+    """Fits a model's word classes to the tags of some of the texts, and saves them in its configuration, unless they are right less
+    often than the most frequent class, of which a warning tells.
 
     Returns:
-        `words`, the number of words that they were fitted to, and `accuracy` on those of other texts.
+        `words`, the number of words that they were fitted to, and of five texts or more `accuracy` on the words of other texts and
+        `most_frequent`, that of the most frequent class.
     """
     order = np.random.default_rng(seed).permutation(len(texts))[:TEXTS]
     block = extract.preprocess([texts[i] for i in order])
@@ -109,12 +112,20 @@ def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[s
             classes.append(int(tags[word]))
             held_out.append(number % 5 == 4)
     x, y, other = np.array(states, dtype=np.float32), np.array(classes), np.array(held_out, dtype=bool)
-    setattr(extract.model.config, FIELD, fit_word_classes(x[~other], y[~other].tolist()))
-    fitted = read_word_classes(extract.model.config)
-    assert fitted is not None
-    weight, bias = fitted
-    accuracy = float(((x[other] @ weight.T + bias).argmax(1) == y[other]).mean()) if other.any() else float("nan")
-    print(
-        f"word classes: fitted to {int((~other).sum()):,} words, right for {100 * accuracy:.1f}% of {int(other.sum()):,} others"
-    )
-    return {"words": int((~other).sum()), "accuracy": accuracy}
+    fitted, number = fit_word_classes(x[~other], y[~other].tolist()), int((~other).sum())
+    if not other.any():
+        setattr(extract.model.config, FIELD, fitted)
+        return {"words": number}
+    rows = np.array([fitted[name] for name in CLASSES])
+    accuracy = float(((x[other] @ rows[:, 1:].T + rows[:, 0]).argmax(1) == y[other]).mean())
+    most_frequent = float((y[other] == np.bincount(y[~other]).argmax()).mean())
+    print(f"word classes: fitted to {number:,} words, right for {100 * accuracy:.1f}% of {int(other.sum()):,} others")
+    if accuracy >= most_frequent:
+        setattr(extract.model.config, FIELD, fitted)
+    else:
+        warnings.warn(
+            f"The word classes are right for {100 * accuracy:.1f}% of the words, the most frequent class for "
+            f"{100 * most_frequent:.1f}%: they are not used, and the ranker knows no noun phrases. Use more or longer texts.",
+            stacklevel=2,
+        )
+    return {"words": number, "accuracy": accuracy, "most_frequent": most_frequent}
