@@ -24,6 +24,7 @@ def quickstart() -> str:
 
 MAKERS = {
     "table:seke_inspec": seke.seke_inspec,
+    "table:seke_backbones": seke.backbones,
     "table:seke_head": seke.seke_head,
     "table:seke_speed": seke.seke_speed,
     "table:seke_speed_cuda": seke.seke_speed_cuda,

@@ -2,7 +2,10 @@
 
 from statistics import mean
 
+from by_document import difference
+
 from . import grouped, load, milliseconds, page, ratio, rows_of, spread, table
+from .peers import SETS, f1
 
 NAMES = {
     "moe_rnn": "SEKE (MoE+RNN)",
@@ -38,6 +41,32 @@ def seke_inspec() -> str:
     title = "F1@5 / F1@10 (convention `seke`) on Inspec's 500 test documents after each epoch on 1,200 others, MiniLM-L6 with LoRA:"
     lines = [title, "", *table(("", *(f"epoch {epoch}" for epoch in epochs)), rows)]
     return page(lines, record, "seke_inspec.py --data PATH")
+
+
+def backbones() -> str:
+    """F1 of the same recipe over a small and a large backbone, and what the large one costs."""
+    record = load("seke_backbones")
+    small, large = "MiniLM-L6", "all-mpnet-base-v2"
+    found = grouped((row for row in record["results"] if "set" in row), "backbone", "set")
+    rows = []
+    for name, text in SETS.items():
+        ours, theirs = found[large, name], found[small, name]
+        by_seed = [
+            difference(one["by_document"], other["by_document"], 5) for one, other in zip(ours, theirs, strict=True)
+        ]
+        gains = ("{:+.1f} [{:.1f}, {:.1f}]".format(*(100 * value for value in gain[:3])) for gain in by_seed)
+        scores = (", ".join(f1(row["seke"]) for row in of) for of in (theirs, ours))
+        rows.append((text, f"{ours[0]['documents']:,}", *scores, ", ".join(gains)))
+    speed = next(row for row in record["results"] if row.get("what") == "speed")
+    ms, parameters = speed["ms_per_abstract"], speed["parameters"]
+    title = (
+        f"F1@5 / F1@10 in per cent (rules `seke`), without a style, of two seeds each, and the gain in F1@5 of each seed. {large} has "
+        f"{parameters[large] / 1e6:.0f} million parameters and needs {ms[large]:.0f} ms per abstract on one thread, {small} "
+        f"{parameters[small] / 1e6:.0f} million and {ms[small]:.0f} ms: {ms[large] / ms[small]:.1f} times the time. Both backbones were "
+        "rounded to float16 before training."
+    )
+    header = ("set", "first documents", small, large, "gain")
+    return page([title, "", *table(header, rows)], record, "seke_backbones.py --data PATH --work FOLDER --mpnet FOLDER")
 
 
 def seke_head() -> str:
