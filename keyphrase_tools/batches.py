@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from .candidates import Spans
 from .diversity import WordStates
@@ -94,8 +93,8 @@ def split_windows(windows: list[Window], batch_size: int, same_number: bool = Fa
         start += count
 
 
-def pad_windows(windows: list[Window], tokenizer, names: Collection[str]) -> dict[str, torch.Tensor]:
-    """Pads n windows on the right to tensors `(n, S)`, with the masks among `names`, the arguments of the model's forward."""
+def pad_windows(windows: list[Window], tokenizer, names: Collection[str]) -> dict[str, np.ndarray]:
+    """Pads n windows on the right to arrays `(n, S)`, with the masks among `names`, the arguments of the model's forward."""
     lengths = [len(window.word_starts) for window in windows]
     kept = [name for name in windows[0].inputs if name not in MASKS or name in names]
     rows = {"attention_mask": [[1] * length for length in lengths]}
@@ -108,7 +107,7 @@ def pad_windows(windows: list[Window], tokenizer, names: Collection[str]) -> dic
         padded = np.full((len(windows), max(lengths)), padding.get(name, 0), dtype=np.int64)
         for target, row in zip(padded, of_windows, strict=True):
             target[: len(row)] = row
-        batch[name] = torch.from_numpy(padded)
+        batch[name] = padded
     return batch
 
 
@@ -132,30 +131,3 @@ def prepare_ahead(items: Iterable[Item], prepare: Callable[[Item], Result], ahea
             yield due.popleft().result()
     if failure is not None:
         raise failure
-
-
-def to_device(batch: dict, device: torch.device) -> dict:
-    """Copies a batch to a device; to a GPU from pinned memory, without waiting."""
-    if device.type != "cuda":
-        return {name: value.to(device) for name, value in batch.items()}
-    pinned = {name: v.pin_memory() if isinstance(v, torch.Tensor) else v for name, v in batch.items()}
-    return {name: value.to(device, non_blocking=True) for name, value in pinned.items()}
-
-
-def to_host(outputs: dict[str, torch.Tensor]) -> Callable[[], dict]:
-    """Starts copying outputs to the CPU, and returns a function that waits for them and gives numpy arrays."""
-    device = next(iter(outputs.values())).device
-    if device.type != "cuda":
-        arrays = {name: value.cpu().numpy() for name, value in outputs.items()}
-        return lambda: arrays
-    host = {name: torch.empty(v.shape, dtype=v.dtype, pin_memory=True) for name, v in outputs.items()}
-    for name, value in outputs.items():
-        host[name].copy_(value, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(device))
-
-    def wait() -> dict:
-        copied.synchronize()
-        return {name: value.numpy() for name, value in host.items()}
-
-    return wait

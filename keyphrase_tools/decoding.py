@@ -99,3 +99,20 @@ def apply_temperature(p: np.ndarray, temperature: float) -> np.ndarray:
     """Divides the log-odds of probabilities by a temperature. Above 1 it lowers the confidence; the order never changes."""
     p = np.clip(p, 1e-7, 1 - 1e-7)
     return 1 / (1 + np.exp(-np.log(p / (1 - p)) / temperature))
+
+
+def read_labels(id2label: dict[int, str]) -> list[int]:
+    """The tag of each label id, 0 (O), 1 (B) or 2 (I), from the labels' names; types such as -KEY are ignored."""
+    tags = {"O": O, "OUTSIDE": O, "B": B, "I": I}
+    names = [id2label[i] for i in sorted(id2label)]
+    try:
+        tag_of_label = [tags[name.upper().replace("_", "-").split("-")[0]] for name in names]
+    except KeyError:
+        tag_of_label = []
+    if set(tag_of_label) != {O, B, I}:
+        raise ValueError(
+            f"The model's labels are {', '.join(map(repr, names))}: keyphrase-extraction needs labels that begin a phrase (B "
+            "or B-...), continue it (I or I-...), and O. If the model was trained with such labels, set their names: "
+            "model.config.id2label = {0: 'O', 1: 'B-KEY', 2: 'I-KEY'}."
+        )
+    return tag_of_label

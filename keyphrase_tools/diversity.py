@@ -11,25 +11,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from .decoding import O, word_tags
-
-
-def last_states(outputs, name: str) -> torch.Tensor:
-    """The last hidden states `(n, S, d)` of a model's outputs, in float32.
-
-    Raises:
-        ValueError: if the outputs have none for each sub-token; `name` is the model's, for the message.
-    """
-    states = (getattr(outputs, "hidden_states", None) or [None])[-1]
-    if states is None or states.shape[:2] != outputs.logits.shape[:2]:
-        found = "no hidden_states" if states is None else f"hidden states of shape {tuple(states.shape)}"
-        raise ValueError(
-            f"diversity needs the hidden states of each sub-token, but {name} returns {found} with "
-            "output_hidden_states=True. Leave diversity out."
-        )
-    return states.float()
 
 
 class WordStates:

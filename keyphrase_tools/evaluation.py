@@ -9,14 +9,14 @@ from run_tools.errors import UserError
 
 from .call_options import UNSET
 from .clean_text import clean
-from .decoding import tag_spans, word_tags
+from .decoding import read_labels, tag_spans, word_tags
 from .labels import label_windows, present_keyphrases, tag_words
 from .metrics import check_cuts, check_gold, keyphrase_f1
 from .phrase_lists import read_labelled, read_phrases, read_predictions
 from .ranking import rank_phrases
+from .reader import warn_if_all_outside
 from .rows import full_text
 from .titles import MAX_TITLE_LENGTH
-from .token_classifiers import read_labels, warn_if_all_outside
 from .windows import WordProbabilities, encode_windows
 from .words import check_language, join_title, normalise, split_words
 

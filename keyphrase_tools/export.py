@@ -23,7 +23,8 @@ from run_tools.fingerprints import hash_tokenizer, hash_weights
 from run_tools.model_loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
-from .exported_model import BACKENDS, ExportedModel, graph_file
+from .exported_model import ExportedModel
+from .graphs import BACKENDS, graph_file
 from .token_classifiers import length_limit
 
 PRECISIONS = ("fp32", "int8")

@@ -14,7 +14,8 @@ from .call_options import check_batch_size, check_call_options
 from .default_model import find_default_model
 from .input_documents import split_into_blocks
 from .loading import open_extractor
-from .pipeline_keyphrase_extraction import SORT_WINDOW, KeyphraseExtractionPipeline
+from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
+from .reader import SORT_WINDOW
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")
 MENTION_FIELDS = ("start", "end", "field", "score")

@@ -7,58 +7,27 @@ returns label ids and outputs, chooses the labels by it.
 """
 
 import inspect
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, repeat
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
-from .batches import BatchRead, Block, pad_windows, prepare_ahead, split_windows, to_device, to_host
-from .call_options import UNSET, check_batch_size, check_call_options, check_share, check_temperature
-from .dataframes import read_documents, tabulate
-from .decoding import O
-from .diversity import WordStates, last_states
+from .batches import Block
+from .call_options import UNSET, check_batch_size
+from .dataframes import tabulate
+from .decoding import O, read_labels
+from .devices import to_device, to_host
 from .exported_model import ExportedModel
-from .input_documents import InputDocument, is_words, read_document, split_into_blocks
-from .phrase_features import MIN_PROBABILITY
 from .pipeline_base import TextPipeline
-from .ranking import PhraseRanker, read_rankers, select_phrases
-from .titles import MAX_TITLE_LENGTH
-from .token_classifiers import (
-    DEFAULT_WINDOW,
-    known_limit,
-    read_labels,
-    unwrap_model,
-    warn_if_all_outside,
-    without_hooks,
-)
-from .windows import Window, WordProbabilities, encode_windows
+from .ranking import read_rankers
+from .reader import KeyphraseReader
+from .token_classifiers import known_limit, last_states, unwrap_model, without_hooks
+from .windows import Window
 from .word_classes import read_word_classes
-from .words import check_language
-
-PREPROCESS_OPTIONS = ("on_long", "overlap", "max_length", "max_title_length")
-SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
-
-DEFAULT_BATCH = (8, 64)  # windows per batch, on a CPU and on an accelerator
 
 
-class Scoring(NamedTuple):
-    """What gives the phrases of a call and their scores.
-
-    Attributes:
-        ranker: of phrases; `None` for labels.
-        threshold: of labels; `None` for the path that the model decodes, or the most likely labels.
-        temperature: of the scores.
-    """
-
-    ranker: PhraseRanker | None
-    threshold: float | None
-    temperature: float | None
-
-
-class KeyphraseExtractionPipeline(TextPipeline):
+class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
     """Extracts keyphrases from texts, with or without titles.
 
     How titles are used depends on the model. If its forward has no argument `meta_mask`, title and text are joined by
@@ -166,74 +135,6 @@ class KeyphraseExtractionPipeline(TextPipeline):
     def __getstate__(self) -> dict:
         return without_hooks(self.__dict__)
 
-    @property
-    def language(self) -> str | None:
-        """The language of stems in calls that name none.
-
-        Raises:
-            ValueError: if `config.keyphrase_language` is not a language.
-        """
-        if "language" in self._postprocess_params:
-            return self._postprocess_params["language"]
-        return check_language(getattr(self.model.config, "keyphrase_language", "english"))
-
-    def scoring(self, *, style: str | None = None, threshold: float | None = None, candidates=None, **_) -> Scoring:
-        """What scores the phrases of a call with these options: the style's ranker, or else the model's. A threshold chooses labels
-        instead, and candidates have scores of labels. The model's temperature is that of its rankers, or without a ranker, of its
-        labels.
-        """
-        ranker = None
-        if threshold is None and candidates is None:
-            ranker = self._rankers.get(style, self._rankers.get(None))
-        config = self.model.config
-        if (
-            ranker is None
-            and threshold is None
-            and (threshold := getattr(config, "keyphrase_threshold", None)) is not None
-        ):
-            threshold = check_share("config.keyphrase_threshold", threshold, "the probability of a word", inside=True)
-        temperature = getattr(config, "keyphrase_temperature", None)
-        if temperature is not None and (ranker is None) == bool(self._rankers):
-            temperature = None
-        return Scoring(ranker, threshold, None if temperature is None else check_temperature(temperature))
-
-    def has_temperature(self, batch_size: int | None = None, **options) -> bool:
-        """Whether the model's temperature, if it has one, is applied to the scores of a call with these options."""
-        return (self.scoring(**self._merge_parameters(**options)[1]).ranker is not None) == bool(self._rankers)
-
-    def _sanitize_parameters(self, **options):
-        given = check_call_options(**options)
-        names = {"is_split_into_words": "split"} | {name: name for name in PREPROCESS_OPTIONS}
-        preprocess_params = {names[name]: given.pop(name) for name in list(given) if name in names}
-        if "style" in given:
-            preprocess_params["style_id"] = 0 if given["style"] is None else self._style_id(given["style"])
-        return preprocess_params, {}, given
-
-    def _style_id(self, style: str) -> int:
-        """The row of the model's style embedding."""
-        styles = getattr(self.model.config, "styles", None)
-        if not styles:
-            raise ValueError(f"style={style!r} cannot be used: this model was trained without styles. Leave it out.")
-        if style not in styles:
-            raise ValueError(f"style={style!r} is not known. Use one of {', '.join(map(repr, styles))}, or none.")
-        return styles.index(style) + 1
-
-    def __call__(self, inputs, batch_size: int | None = UNSET, num_workers: int | None = None, **kwargs):
-        """Extracts the keyphrases of documents; the arguments are those of the class."""
-        preprocess_params, postprocess_params = self._merge_parameters(**kwargs)
-        batch_size = self._batch_size if batch_size is UNSET else check_batch_size(batch_size)
-        batch_size = batch_size or DEFAULT_BATCH[self.device.type != "cpu"]
-        is_document = isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs))
-        inputs = inputs if is_document else read_documents(inputs)
-        candidates = postprocess_params.get("candidates")
-        if candidates is not None and (is_document or hasattr(inputs, "__len__")):
-            candidates.check_number(None if is_document else len(inputs))
-        if is_document:
-            return next(self._stream([inputs], batch_size, preprocess_params, postprocess_params))
-        documents = self.iterate(inputs, "a text, {'title': ..., 'text': ...}")
-        results = self._stream(documents, batch_size, preprocess_params, postprocess_params)
-        return list(results) if isinstance(inputs, (list, tuple)) else results
-
     def to_dataframe(self, inputs, batch_size: int | None = UNSET, **kwargs):
         """The keyphrases of documents as a pandas DataFrame, one row per keyphrase; see `dataframes.tabulate`.
 
@@ -245,180 +146,22 @@ class KeyphraseExtractionPipeline(TextPipeline):
         """
         return tabulate(self, inputs, batch_size=batch_size, **kwargs)
 
-    def _merge_parameters(self, **kwargs) -> tuple[dict, dict]:
-        """The parameters of a call, with those of the pipeline as defaults."""
-        preprocess_params, _, postprocess_params = self._sanitize_parameters(**kwargs) if kwargs else ({}, {}, {})
-        postprocess_params = {**self._postprocess_params, **postprocess_params}
-        postprocess_params.setdefault("language", self.language)
-        if postprocess_params.get("candidates") is not None:
-            postprocess_params.setdefault("top_k", None)
-        return {**self._preprocess_params, **preprocess_params}, postprocess_params
-
-    def _stream(
-        self, documents: Iterable, batch_size: int, preprocess_params: dict, postprocess_params: dict
-    ) -> Iterator[list[dict]]:
-        """Yields the results in the documents' order, block by block."""
-        options = postprocess_params
-        found = bool(options.get("candidates") is not None or options.get("min_score"))  # or that is not to be expected
-        found = found or self.scoring(**options).ranker is not None
-        first = words = 0
-
-        def prepare(documents: Sequence) -> Block:
-            nonlocal first
-            begin, first = first, first + len(documents)
-            return self.preprocess(documents, first=begin, **preprocess_params)
-
-        blocks = split_into_blocks(documents, SORT_WINDOW * batch_size)
-        for block in prepare_ahead(blocks, prepare, self._ahead) if self._ahead else map(prepare, blocks):
-            finished: dict[int, list[dict]] = {}
-            due, unread = 0, len(block.documents)
-            words += sum(len(document.words) for document in block.documents)
-            for read in self._read_prepared(block, batch_size, postprocess_params):
-                finished |= read.finished
-                unread -= len(read.finished)
-                found = found or any(read.finished.values())
-                if not found and not unread:
-                    found = warn_if_all_outside(words)
-                while due in finished:
-                    yield finished.pop(due)
-                    due += 1
-        if options.get("candidates") is not None and not isinstance(documents, Sequence):
-            options["candidates"].check_number(first)
-
-    def read_block(self, documents: Sequence, *, batch_size: int = 8, first: int = 0, **options) -> Iterator[BatchRead]:
-        """Reads a block of documents, sorted by length, and yields the results of each batch once computed.
-
-        Args:
-            documents: a block of `input_documents.split_into_blocks`.
-            batch_size, options: as in a call of the pipeline.
-            first: the index of the first document, for error messages.
-        """
-        check_batch_size(batch_size)
-        preprocess_params, postprocess_params = self._merge_parameters(**options)
-        block = self.preprocess(documents, first=first, **preprocess_params)
-        return self._read_prepared(block, batch_size, postprocess_params)
-
-    def _read_prepared(self, block: Block, batch_size: int, options: dict) -> Iterator[BatchRead]:
-        """Reads the block that `preprocess` returned."""
-        scoring = self.scoring(**options)
-        if (candidates := options.get("candidates")) is not None:
-            candidates.check_lengths(self.tokenizer, block)
-            block.mentions = candidates.find(block, options["language"], options.get("match_case", "auto"))
-        if options.get("diversity"):
-            threshold = scoring.threshold if scoring.ranker is None else MIN_PROBABILITY
-            block.states = WordStates(len(block.documents), threshold, block.mentions)
-        counts = Counter(window.document for window in block.windows)
-        pending = Counter(counts)
-        decode = scoring.ranker is None and scoring.threshold is None
-        for windows in self.read_windows(block, batch_size=batch_size, decode=decode):
-            numbers = Counter(window.document for window in windows)
-            pending -= numbers
-            complete = [number for number in numbers if number not in pending]
-            finished = dict(zip(complete, self.postprocess(block, complete, scoring, **options), strict=True))
-            yield BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()})
-
-    def preprocess(
-        self,
-        documents: Sequence,
-        *,
-        first=0,
-        split=False,
-        on_long="window",
-        overlap=None,
-        max_length=None,
-        max_title_length=MAX_TITLE_LENGTH,
-        style_id=0,
-    ) -> Block:
-        """Cleans and tokenizes documents.
-
-        Args:
-            documents: as in a call of the pipeline, or split into words already.
-            first: the index of the first document, for error messages.
-            split: texts are lists of words.
-            on_long, overlap, max_length, max_title_length: as in a call of the pipeline.
-            style_id: the row of the model's style embedding.
-        """
-        read = [
-            document
-            if isinstance(document, InputDocument)
-            else read_document(document, number, split, self.joins_titles)
-            for number, document in enumerate(documents, start=first)
-        ]
-        max_length = max_length or self._limit or DEFAULT_WINDOW
-        max_length = max_length if self._limit is None else min(max_length, self._limit)
-        windows = encode_windows(
-            [document.text for document in read],
-            [[(start, end) for _, start, end in document.words] for document in read],
-            self.tokenizer,
-            max_length=max_length,
-            overlap=overlap,
-            on_long=on_long,
-            first=first,
-            titles=[document.title for document in read] if self.reads_titles else None,
-            max_title_length=max_title_length,
-        )
-        probabilities = WordProbabilities([len(document.words) for document in read])
-        return Block(read, windows, max_length, probabilities, first, style_id)
-
-    def read_windows(
-        self, block: Block, *, batch_size: int = 8, decode: bool = False, gates: bool = False
-    ) -> Iterator[list[Window]]:
-        """Runs the model on the windows of a block, the longest first, and adds to the block what it computes for words.
-
-        Args:
-            block: as `preprocess` returns it; if it has `states`, hidden states are computed.
-            batch_size: windows per batch.
-            decode: let a model that has `decode` choose the labels.
-            gates: also compute the router's probabilities, if the model has experts.
-
-        Yields:
-            The windows of each batch, once they have been added.
-        """
+    def read_windows(self, block: Block, **options) -> Iterator[list[Window]]:
+        """As in `KeyphraseReader`, with the model in its mode for prediction."""
         self.model.eval()
-        windows = sorted(block.windows, key=lambda window: len(window.word_starts), reverse=True)
-        batches = split_windows(windows, batch_size, same_number=self.reads_titles)
-        due: deque[tuple[list[Window], Callable]] = deque()  # what the device computes
-        for batch in chain(batches, repeat(None, self._ahead)):  # None: there is nothing more to launch
-            if batch is not None:
-                inputs = pad_windows(batch, self.tokenizer, self._forward_names)
-                if block.style_id:
-                    inputs["style_ids"] = torch.full((len(batch),), block.style_id)
-                if self.device.type != "cpu" and self._pack_tokens is not None:
-                    inputs["packed_tokens"] = self._pack_tokens(inputs["attention_mask"])
-                if self.device.type != "cpu":
-                    inputs = to_device(inputs, self.device)
-                with self.device_placement(), torch.no_grad():
-                    options = {"decode": decode, "with_states": block.states is not None, "with_gates": gates}
-                    outputs = self._forward(inputs, **options)
-                    due.append((batch, to_host(outputs)))
-            if due and (batch is None or len(due) > self._ahead):
-                read, wait = due.popleft()
-                arrays = wait()
-                for row, window in enumerate(read):
-                    block.add(window, {name: of[row, : len(window.word_starts)] for name, of in arrays.items()})
-                yield read
+        return super().read_windows(block, **options)
 
-    def read(self, documents: Sequence, *, batch_size: int = 8, gates: bool = False, **options) -> Block:
-        """Documents with what the model computes for their words, whether or not they are in phrases.
-
-        Args:
-            documents: as in a call of the pipeline, or `input_documents.InputDocument`.
-            batch_size, options: as in a call of the pipeline.
-            gates: see `read_windows`.
-        """
-        block = self.preprocess(documents, **self._merge_parameters(**options)[0])
-        for _ in self.read_windows(block, batch_size=batch_size, gates=gates):
-            pass
-        return block
-
-    def read_words(self, documents: Sequence, **options) -> list[tuple[list, np.ndarray]]:
-        """For each document its words, as `words.split_words` returns them, and their probabilities `(W, 3)` of O, B and I.
-
-        Args:
-            documents, options: as in `read`.
-        """
-        block = self.read(documents, **options)
-        return [(document.words, block.probabilities.document(i)) for i, document in enumerate(block.documents)]
+    def launch(
+        self, batch: dict[str, np.ndarray], decode: bool, with_states: bool, with_gates: bool
+    ) -> Callable[[], dict[str, np.ndarray]]:
+        """See `KeyphraseReader`."""
+        inputs: dict[str, Any] = {name: torch.from_numpy(rows) for name, rows in batch.items()}
+        if self.device.type != "cpu":
+            if self._pack_tokens is not None:
+                inputs["packed_tokens"] = self._pack_tokens(inputs["attention_mask"])
+            inputs = to_device(inputs, self.device)
+        with self.device_placement(), torch.no_grad():
+            return to_host(self._forward(inputs, decode=decode, with_states=with_states, with_gates=with_gates))
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False, with_gates: bool = False) -> dict:
         """`probabilities` `(n, S, 3)` of O, B and I in float32 for a padded batch. With `decode` also the `tags` `(n, S)` of a model
@@ -449,20 +192,3 @@ class KeyphraseExtractionPipeline(TextPipeline):
         if with_gates and getattr(outputs, "router_logits", None) is not None:
             results["gates"] = outputs.router_logits.float().softmax(-1)
         return results
-
-    def postprocess(
-        self, block: Block, numbers: Sequence[int], scoring: Scoring, *, language: str | None, **options
-    ) -> list[list[dict]]:
-        """The keyphrases of some documents of a block, best first; `options` are those of a call."""
-        for used in ("style", "threshold", "match_case"):
-            options.pop(used, None)
-        ranker, threshold, temperature = scoring
-        options |= {"language": language, "threshold": threshold, "temperature": temperature}
-        found = [block.probabilities.document(number) for number in numbers]
-        ranked: Sequence[Any] = [None] * len(numbers)
-        if ranker is not None:
-            read = [block.documents[number] for number in numbers]
-            words = [(document.text, document.words, p) for document, p in zip(read, found, strict=True)]
-            classes = [block.probabilities.classes(number) for number in numbers] if ranker.reads_shape else None
-            ranked = ranker.rank(words, language, temperature, classes)
-        return [select_phrases(block, *one, **options) for one in zip(numbers, found, ranked, strict=True)]

@@ -30,7 +30,7 @@ from run_tools.processes import MemoryRelease
 from .batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
 from .candidates import parse_candidates
 from .input_documents import split_into_blocks
-from .pipeline_keyphrase_extraction import SORT_WINDOW
+from .reader import SORT_WINDOW
 from .server_requests import Answer, Parameters, error_responses, list_documents, parse_body, request_schema
 from .windows import replace_surrogates
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Titles as meta-text, the first sequence of the tokenizer's pair: truncation, overlaps of windows, and masks."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
-from transformers.utils import logging
 
 MASKS = ("meta_mask", "main_mask")
 MAX_TITLE_LENGTH = 64
 
-logger = logging.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def truncate_titles(

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pipeline needs to know about a token classifier: its labels, and the longest input."""
+"""What the pipeline needs to know about a model of PyTorch: the longest input, its hidden states, and what cannot be pickled."""
 
 import copy
 
 import torch
-from transformers.utils import logging
 
-from .decoding import B, I, O
+from .reader import DEFAULT_WINDOW
 from .windows import NO_LIMIT
 
 POSITIONS = ("max_position_embeddings", "max_encoder_position_embeddings", "n_positions")  # fields of configurations
-logger = logging.get_logger(__name__)
-ENOUGH_WORDS = 200  # a trained model finds a keyphrase in as many words of nearly all texts
-DEFAULT_WINDOW = 512  # sub-tokens, where neither the model nor the tokenizer has a limit
-
 HOOK = "output_capturing_hook"  # in the names of transformers' hooks
 
 
@@ -47,39 +42,9 @@ def is_capturing(hook) -> bool:
     return HOOK in getattr(hook, "__qualname__", "")
 
 
-def read_labels(id2label: dict[int, str]) -> list[int]:
-    """The tag of each label id, 0 (O), 1 (B) or 2 (I), from the labels' names; types such as -KEY are ignored."""
-    tags = {"O": O, "OUTSIDE": O, "B": B, "I": I}
-    names = [id2label[i] for i in sorted(id2label)]
-    try:
-        tag_of_label = [tags[name.upper().replace("_", "-").split("-")[0]] for name in names]
-    except KeyError:
-        tag_of_label = []
-    if set(tag_of_label) != {O, B, I}:
-        raise ValueError(
-            f"The model's labels are {', '.join(map(repr, names))}: keyphrase-extraction needs labels that begin a phrase (B "
-            "or B-...), continue it (I or I-...), and O. If the model was trained with such labels, set their names: "
-            "model.config.id2label = {0: 'O', 1: 'B-KEY', 2: 'I-KEY'}."
-        )
-    return tag_of_label
-
-
 def length_limit(tokenizer, model) -> int:
     """The longest window that both the tokenizer and the model's positions allow; without a limit `DEFAULT_WINDOW`."""
     return known_limit(tokenizer, model) or DEFAULT_WINDOW
-
-
-def warn_if_all_outside(words: int) -> bool:
-    """For a model that labels so many words, and all as O, as one does that was trained too little: warns unless they are few.
-    Returns whether it has warned.
-    """
-    if words < ENOUGH_WORDS:
-        return False
-    logger.warning(
-        f"The model labels all {words:,} words as O, so there are no keyphrases. If it is newly trained, train it longer or "
-        "with a higher learning rate (1e-3 with LoRA, 1e-4 without), or set model.config.keyphrase_threshold, such as 0.1."
-    )
-    return True
 
 
 def known_limit(tokenizer, model) -> int | None:
@@ -94,3 +59,19 @@ def known_limit(tokenizer, model) -> int | None:
     if tokenizer.model_max_length < NO_LIMIT:
         limits.append(tokenizer.model_max_length)
     return min(limits, default=None)
+
+
+def last_states(outputs, name: str) -> torch.Tensor:
+    """The last hidden states `(n, S, d)` of a model's outputs, in float32.
+
+    Raises:
+        ValueError: if the outputs have none for each sub-token; `name` is the model's, for the message.
+    """
+    states = (getattr(outputs, "hidden_states", None) or [None])[-1]
+    if states is None or states.shape[:2] != outputs.logits.shape[:2]:
+        found = "no hidden_states" if states is None else f"hidden states of shape {tuple(states.shape)}"
+        raise ValueError(
+            f"diversity needs the hidden states of each sub-token, but {name} returns {found} with "
+            "output_hidden_states=True. Leave diversity out."
+        )
+    return states.float()

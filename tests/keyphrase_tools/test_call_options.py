@@ -7,8 +7,8 @@ from transformers import pipeline
 
 from keyphrase_tools.call_options import OPTIONS, UNSET, check_call_options
 from keyphrase_tools.extractor import KeyphraseExtractor
-from keyphrase_tools.pipeline_keyphrase_extraction import DEFAULT_BATCH
 from keyphrase_tools.ranking import PhraseRanker
+from keyphrase_tools.reader import DEFAULT_BATCH
 
 from .known_answers import names, random_text
 from .test_ranking import WEIGHTS

@@ -13,9 +13,10 @@ import pytest
 import torch
 from transformers import pipeline
 
-from keyphrase_tools import exported_model, keyphrase_model
+from keyphrase_tools import graphs, keyphrase_model
 from keyphrase_tools.export import export_model, sensitive_nodes
-from keyphrase_tools.exported_model import ExportedModel, graph_file, has_vnni
+from keyphrase_tools.exported_model import ExportedModel
+from keyphrase_tools.graphs import graph_file, has_vnni
 
 from ..loopback_hub import LoopbackHub
 from .servers import ROOT
@@ -130,7 +131,7 @@ def test_a_graph_for_a_later_onnxruntime_is_named(outputs, tmp_path):
 
 
 def test_int8_without_vnni_works_and_warns(outputs, monkeypatch):
-    monkeypatch.setattr(exported_model, "has_vnni", lambda: False)
+    monkeypatch.setattr(graphs, "has_vnni", lambda: False)
     with pytest.warns(UserWarning, match="VNNI"):
         extract = pipeline("keyphrase-extraction", model=str(outputs("onnx", "int8")))
     assert isinstance(extract(TEXTS[0]), list)
@@ -141,12 +142,12 @@ def test_int8_without_vnni_works_and_warns(outputs, monkeypatch):
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="no /proc/cpuinfo")
 def test_vnni_is_read_from_the_flags(monkeypatch):
-    monkeypatch.setattr(exported_model.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(graphs.platform, "machine", lambda: "x86_64")
     for flags, expected in (("avx2 avx512_vnni", True), ("avx2 avx_vnni", True), ("avx2 avx512f", False)):
         text = f"processor : 0\nflags : fpu {flags}\nbugs : vnni\n"
         monkeypatch.setattr(Path, "read_text", lambda *_, text=text, **__: text)
         assert has_vnni() is expected
-    monkeypatch.setattr(exported_model.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(graphs.platform, "machine", lambda: "aarch64")
     assert has_vnni() is None
 
 

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs of ONNX and OpenVINO: their files, and functions that run them on numpy arrays."""
+
+import platform
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+BACKENDS = ("onnx", "openvino")
+
+
+def graph_file(backend: str, precision: str) -> str:
+    """The path of a graph in its folder, as optimum and sentence-transformers have it: "onnx/model_int8.onnx"."""
+    name, suffix = {"onnx": ("model", "onnx"), "openvino": ("openvino_model", "xml")}[backend]
+    return f"{backend}/{name}{'' if precision == 'fp32' else '_' + precision}.{suffix}"
+
+
+def choose_backend(folder: Path, exported: Mapping, backend: str | None) -> str:
+    """The backend of a graph in a folder.
+
+    Args:
+        folder: for messages.
+        exported: the configuration's `exported`: for each backend an entry with `precision`, `opset`, ...
+        backend: the one that is asked for, if any.
+
+    Raises:
+        ValueError: if it has no graph, or there are several and none is asked for.
+    """
+    if backend is None and len(exported) > 1:
+        raise ValueError(f"{folder} holds graphs for {' and '.join(exported)}. Pass backend={list(exported)[0]!r}.")
+    backend = backend or next(iter(exported))
+    if backend not in exported:
+        raise ValueError(f"backend={backend!r} has no graph in {folder}, which has {', '.join(exported)}.")
+    return backend
+
+
+def open_graph(folder: Path, exported: Mapping, backend: str, threads: int):
+    """A function that runs a graph, `run(values, with_states)` -> logits and last hidden states, and the names of its inputs. Warns
+    of int8 on a processor that has no instructions for it.
+
+    Args:
+        folder, exported: as in `choose_backend`.
+        threads: that the graph may use.
+
+    Raises:
+        ImportError: if the backend is not installed.
+        OSError: if the file is missing or damaged, or needs a later version of the backend.
+    """
+    entry = exported[backend]
+    path = folder / graph_file(backend, entry["precision"])
+    try:
+        opened = open_onnx(path, threads) if backend == "onnx" else open_openvino(path, threads, entry["precision"])
+    except ImportError:
+        raise
+    except Exception as error:  # the backends' errors have no common class
+        cause = " ".join(str(error).split())
+        raise OSError(
+            f"{path} cannot be opened: {cause:.300} Its ONNX opset is {entry.get('opset')}. Upgrade with `pip install -U lexperts[{backend}]`, "
+            "or if the file is incomplete, copy or export it again."
+        ) from error
+    if entry["precision"] == "int8" and has_vnni() is False:
+        warnings.warn(
+            f"{path.name} works on this processor, but without AVX512-VNNI or AVX-VNNI it is slower than elsewhere. Compare "
+            "its speed with that of fp32.",
+            stacklevel=3,
+        )
+    return opened
+
+
+def open_onnx(path: Path, threads: int):
+    """A function that runs an ONNX graph, and the names of its inputs."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError("backend='onnx' needs onnxruntime. Install it with: pip install lexperts[onnx]") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(values: dict[str, np.ndarray], with_states: bool) -> tuple:
+        names = ["logits", "last_hidden_state"] if with_states else ["logits"]
+        return (*session.run(names, values), None)[:2]
+
+    return run, [value.name for value in session.get_inputs()]
+
+
+def open_openvino(path: Path, threads: int, precision: str):
+    """A function that runs an OpenVINO graph, and the names of its inputs.
+
+    What an int8 graph does not compute in int8, it computes in bfloat16 if the processor can.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise ImportError(
+            "backend='openvino' needs openvino. Install it with: pip install lexperts[openvino]"
+        ) from error
+    options: dict = {"INFERENCE_NUM_THREADS": threads}
+    if precision == "fp32":
+        options["INFERENCE_PRECISION_HINT"] = "f32"
+    compiled = openvino.Core().compile_model(str(path), "CPU", options)
+    of_thread = threading.local()  # an InferRequest is not reentrant: one per thread
+
+    def run(values: dict[str, np.ndarray], with_states: bool) -> tuple:
+        if not hasattr(of_thread, "request"):
+            of_thread.request = compiled.create_infer_request()
+        outputs = of_thread.request.infer(values)
+        return outputs["logits"].copy(), outputs["last_hidden_state"].copy()
+
+    return run, [value.any_name for value in compiled.inputs]
+
+
+def has_vnni() -> bool | None:
+    """Whether the processor has instructions for sums of int8 products; `None` where this is not known."""
+    file = Path("/proc/cpuinfo")
+    if platform.machine() not in ("x86_64", "AMD64") or not file.exists():
+        return None
+    flags = file.read_text(encoding="utf-8").partition("flags")[2].partition("\n")[0].split()
+    return any("vnni" in flag for flag in flags)
