@@ -125,7 +125,7 @@ def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[s
     else:
         warnings.warn(
             f"The word classes are right for {100 * accuracy:.1f}% of the words, the most frequent class for "
-            f"{100 * most_frequent:.1f}%: they are not used, and the ranker knows no noun phrases. Use more or longer texts.",
+            f"{100 * most_frequent:.1f}%: they are not used, nor does the ranker read noun phrases. Use more or longer texts.",
             stacklevel=2,
         )
     return {"words": number, "accuracy": accuracy, "most_frequent": most_frequent}
