@@ -204,7 +204,8 @@ def find_mentions(words: WordArrays, noun_phrase_end: np.ndarray | None = None) 
     """All mentions of probable phrases, and the number of words of each phrase.
 
     A phrase is probable if one of its mentions is: p(B) of the first word, p(I) of the others, and not p(I) of the word after
-    them, together MIN_PROBABILITY or more; or if one is a noun phrase. Phrases are compared by the stems of their words.
+    them, together MIN_PROBABILITY or more; or if one is a noun phrase. One of function words only is no phrase. Phrases are compared by
+    the stems of their words.
 
     Args:
         noun_phrase_end (`(W,)`): the word after the noun phrase that begins with each word, or the word itself.
@@ -214,6 +215,7 @@ def find_mentions(words: WordArrays, noun_phrase_end: np.ndarray | None = None) 
     start = np.flatnonzero(words.allowed & words.may_begin)
     p, code = words.p[start], words.document[start] * num_stems + words.stems[start]
     spans = Spans(start, code, p[:, B], p[:, B], p[:, O], p[:, B] >= MIN_PROBABILITY, words.begins[start])
+    functional = np.append(0, words.functional.cumsum())
     found, lengths = [], []
     for n in range(1, MAX_WORDS + 1):
         if n > 1:
@@ -226,6 +228,7 @@ def find_mentions(words: WordArrays, noun_phrase_end: np.ndarray | None = None) 
         numbers = np.full(code.max(initial=-1) + 1, -1)
         is_whole = words.may_end[last]
         chosen = (spans.seed & (probability >= MIN_PROBABILITY)) | (end[spans.start] == spans.start + n)
+        chosen &= functional[last + 1] - functional[spans.start] < n
         probable = np.unique(code[is_whole & chosen])
         numbers[probable] = len(lengths) + np.arange(len(probable))
         phrase = np.where(is_whole, numbers[code], -1)

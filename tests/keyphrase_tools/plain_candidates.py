@@ -31,7 +31,7 @@ def find_phrases(
     ends = np.append(units[1:] != units[:-1], True)
     after = np.where(ends, 0.0, np.append(p[1:, I], 0.0))
     candidates = []
-    for key in probable_phrases(stems, allowed, units, after, p, continued):
+    for key in probable_phrases(stems, allowed, units, after, p, continued, functional):
         n = len(key)
         spans = [(w, w + n) for w in positions[key[0]] if tuple(stems[w : w + n]) == key]
         spans = [span for span in spans if in_one_unit(units, *span) and is_whole(continued, *span)]
@@ -60,9 +60,10 @@ def probable_phrases(
     after: np.ndarray,
     p: np.ndarray,
     continued: np.ndarray,
+    functional: Sequence[bool],
 ) -> list[tuple[str, ...]]:
     """The stems of all phrases with a mention of probability MIN_PROBABILITY or more: p(B) of the first word, p(I) of the others, and not
-    p(I) of the word after them."""
+    p(I) of the word after them; but for mentions of function words only."""
     found: dict[tuple[str, ...], None] = {}
     for start in np.flatnonzero(allowed & (p[:, B] >= MIN_PROBABILITY)):
         probability = p[start, B]
@@ -71,7 +72,8 @@ def probable_phrases(
                 probability *= 1 if continued[end] else p[end, I]
             if not in_one_unit(units, start, end + 1) or not allowed[end] or probability < MIN_PROBABILITY:
                 break
-            if probability * (1 - after[end]) >= MIN_PROBABILITY and is_whole(continued, start, end + 1):
+            probable = probability * (1 - after[end]) >= MIN_PROBABILITY and not all(functional[start : end + 1])
+            if probable and is_whole(continued, start, end + 1):
                 found[tuple(stems[start : end + 1])] = None
     return list(found)
 

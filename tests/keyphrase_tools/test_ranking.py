@@ -260,6 +260,19 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     assert names == {phrase["keyphrase"] for phrase in ranked[:number]}  # only what is returned without diversity
 
 
+def test_function_words_alone_are_no_phrase():
+    """Whatever the model labels: "the" and "such as" say nothing, "state of the art" and the acronym IT do."""
+    words = split_words("The US is a state of the art such as IT is.")
+    p = np.tile([0.1, 0.6, 0.3], (len(words), 1))
+    found = {" ".join(word for word, _, _ in words[a:b]) for spans, _ in candidates_of(words, p) for a, b in spans}
+    assert {"US", "IT", "state of the", "state", "art", "the art"} <= found
+    assert not {"The", "is", "a", "of", "the", "such", "as", "is a", "of the", "such as"} & found
+    in_german = {
+        " ".join(word for word, _, _ in words[a:b]) for spans, _ in candidates_of(words, p, "german") for a, b in spans
+    }
+    assert {"The", "such as"} <= in_german
+
+
 def test_function_words_in_a_line_of_capitals_are_no_acronyms():
     text = "THE LAWS OF MOTION\n\nThe IT department, IBM IT services and A STATE OF IT"
     words = split_words(text)
