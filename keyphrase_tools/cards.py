@@ -61,7 +61,8 @@ def build_metadata(record: Mapping, name: str) -> dict[str, Any]:
     """The front matter, with the scores that the Hub displays."""
     backbone, sources = record["model"]["backbone"], {data["source"] for data in record["data"].values()}
     test = record["data"].get("test", {}).get("source", "test")
-    base = {"base_model": backbone, **hub_metadata(backbone)} if is_hub_id(backbone) else {}
+    origin = record["model"].get("teacher", backbone)
+    base = {"base_model": origin, **hub_metadata(origin)} if is_hub_id(origin) else {}
     return {
         "model_name": name,
         "library_name": "transformers",
@@ -83,7 +84,12 @@ def describe_model(record: Mapping) -> str:
     info = record["model"]
     parts = [part for part, used in (("experts", info.get("use_moe")), ("a BiLSTM", info.get("use_rnn"))) if used]
     over = f" with {' and '.join(parts)} over" if parts else " over"
-    kind = f"{info['type'].upper()}, a token classifier{over} `{info['backbone']}`"
+    backbone = (
+        f"a BERT of {info['backbone']}, which imitates `{info['teacher']}`"
+        if "teacher" in info
+        else f"`{info['backbone']}`"
+    )
+    kind = f"{info['type'].upper()}, a token classifier{over} {backbone}"
     return f"Extracts keyphrases: {kind}, {info['parameters']:,} parameters."
 
 

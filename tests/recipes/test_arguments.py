@@ -148,7 +148,7 @@ def test_a_configuration_is_found_by_its_name_and_the_command_line_wins(tmp_path
         groups = parse_command("seke", "train", [name, "--use-cpu", "true", "--max-length", "99", "--output-dir", "x"])
         options = {field.name: getattr(group, field.name) for group in groups for field in dataclasses.fields(group)}
         assert options["max_length"] == 99 and options["output_dir"] == "x"
-        assert options["learning_rate"] == (5e-5 if name == "default_base" else 2e-4)
+        assert options["learning_rate"] == {"default_base": 5e-5, "distill": 1e-3}.get(name, 2e-4)
     assert "minilm_cpu" in refused(capsys, "seke", "train", "minilm_cup")
     with pytest.raises(SystemExit):
         parse_command("seke", "train", ["--show-config", "minilm_cpu"])

@@ -9,7 +9,15 @@ from run_tools.fingerprints import fingerprint, named_fingerprint
 from run_tools.versions import __version__
 
 # settings that name a model or a dataset: a folder is compared by its content
-PATH_SETTINGS = ("backbone", "start_from", "model_name_or_path", "reward_base", "dataset_name", "first_dataset")
+PATH_SETTINGS = (
+    "backbone",
+    "start_from",
+    "teacher",
+    "model_name_or_path",
+    "reward_base",
+    "dataset_name",
+    "first_dataset",
+)
 # settings that do not affect the result
 IGNORED = {
     "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "show", "ablation", "states_dir",

@@ -21,10 +21,19 @@ class ModelArguments:
     start_from: str | None = option(
         None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default", kind="model"
     )
+    teacher: str | None = option(
+        None, "Hub id or folder of a SEKE model that a small new model imitates, or default", kind="model"
+    )
+    teacher_weight: float | None = option(
+        None, "weight of the teacher's probabilities, where labels have the rest (default: 0.8)", above=0, most=1
+    )
+    student_hidden_size: int | None = option(None, "width of the new model, with --teacher (default: 128)", least=32)
+    student_layers: int | None = option(None, "its number of layers (default: 2)", least=1)
     attention_dropout: float | None = option(None, "that of the backbone; 0 is faster on a CPU", least=0, below=1)
     ablation: str | None = option(None, "sets --use-moe and --use-rnn", choices=ABLATIONS)
     use_moe: bool = option(True, "use the mixture of experts")
     use_rnn: bool = option(True, "use the recurrent encoder (BiLSTM)")
+    rnn_num_layers: int = option(2, "its number of layers", least=1)
     num_experts: int = option(4, "number of experts", least=1)
     num_experts_per_tok: int = option(2, "number of experts per token", least=1)
     expert_init: Literal["identity", "uniform"] | None = option(None, "of experts (default: identity if wide enough)")
@@ -43,12 +52,29 @@ class ModelArguments:
             raise UserError(
                 f"--num-experts-per-tok {self.num_experts_per_tok} exceeds --num-experts {self.num_experts}. Use a smaller one."
             )
-        if self.start_from == "default":
+        if "default" in (self.start_from, self.teacher):
             from keyphrase_tools.default_model import find_default_model
 
-            self.start_from = find_default_model()
+            self.start_from, self.teacher = (
+                find_default_model() if name == "default" else name for name in (self.start_from, self.teacher)
+            )
+        self.check_teacher()
         if self.frozen_layers is not None and self.lora:
             raise UserError(f"--frozen-layers {self.frozen_layers} needs --lora false. LoRA freezes the backbone.")
+
+    def check_teacher(self) -> None:
+        """Fills in the defaults of the options of `--teacher`. Raises a `UserError` for them without it, or with what excludes it."""
+        student = {"teacher_weight": 0.8, "student_hidden_size": 128, "student_layers": 2}
+        for name, default in student.items():
+            if (value := getattr(self, name)) is not None and self.teacher is None:
+                raise UserError(
+                    f"--{name.replace('_', '-')} {value} needs --teacher, the model that a small one imitates."
+                )
+            if self.teacher is not None and value is None:
+                setattr(self, name, default)
+        if self.teacher is not None and (self.start_from is not None or self.lora):
+            other = "--lora true" if self.start_from is None else f"--start-from {self.start_from}"
+            raise UserError(f"--teacher and {other} exclude each other: the small model is new. Leave one out.")
 
 
 @dataclass
@@ -68,6 +94,9 @@ class DataArguments(ColumnArguments, SplitArguments):
         "test files, same format, scored after training; files that are given as NAME=FILE are scored one by one, with "
         "NAME:STYLE=FILE the style is asked for",
         kind="named file",
+    )
+    unlabelled_files: list[str] | None = option(
+        None, "with --teacher: more texts to imitate it on, JSON Lines with the column of texts", kind="file"
     )
     validation_share: float = option(0.2, "share for validation, without validation files", above=0, below=1)
     validation_limit: int | None = option(None, "use at most the first N documents of each validation file", least=1)
@@ -124,4 +153,4 @@ class RunArguments:
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments, RunArguments, RunFolderArguments, TRAINING)}
 # the YAML files in this folder, by the command that they are for
-CONFIGS = {"train": ("deberta_paper", "default", "default_base", "minilm_cpu")}
+CONFIGS = {"train": ("deberta_paper", "default", "default_base", "distill", "minilm_cpu")}

@@ -33,6 +33,7 @@ from ..common.run_folder import RunFolder, training_summary
 from ..common.training import RecipeTrainer, best_evaluation, train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
 from .data import Documents, describe_data, load_documents, parse_test_file
+from .distill import DistillationTrainer, add_unlabelled, new_student
 from .mixture import HideStyles, MixtureSampler, freeze_layers
 from .scoring import (
     SHOWN,
@@ -46,7 +47,7 @@ from .scoring import (
 from .word_classes import add_noun_phrases, add_word_classes, open_tagger
 
 HEAD = (
-    "use_moe", "use_rnn", "num_experts", "num_experts_per_tok", "expert_intermediate_size", "expert_init",
+    "use_moe", "use_rnn", "rnn_num_layers", "num_experts", "num_experts_per_tok", "expert_intermediate_size", "expert_init",
     "router_aux_loss_coef",
 )  # fmt: skip
 RECORDED = (
@@ -72,14 +73,19 @@ class ScoreTestSet(TrainerCallback):
         self.trainer.log({f"test_{name}": value for name, value in scores.items()})
 
 
-def build_model(args: ModelArguments, backbone: str, tokenizer, base: Path, seed: int, styles: list[str] | None = None):
+def build_model(
+    args: ModelArguments, backbone: str, tokenizer, base: Path, seed: int, styles: list[str] | None = None, teacher=None
+):
     """Builds the model. With LoRA the base model is saved first, so that the adapter of every checkpoint can be opened."""
     set_seed(seed)
 
     def new():
         if args.start_from:
             return open_model(SekeForTokenClassification, args.start_from)
-        options = {name: getattr(args, name) for name in HEAD} | {"attention_dropout": args.attention_dropout}
+        options = {name: getattr(args, name) for name in HEAD}
+        if teacher is not None:
+            return new_student(teacher, args, options)
+        options |= {"attention_dropout": args.attention_dropout}
         return SekeForTokenClassification.from_backbone(backbone, styles=styles, **options)
 
     if not args.lora:
@@ -105,11 +111,13 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     rows = rows or load_documents(data_args)
     documents = {split: Documents.from_rows(of_split, data_args) for split, of_split in rows.items()}
     backbone = resolve_backbone(model_args.backbone)
-    start = model_args.start_from or backbone
-    with describe_load_errors("--start-from" if model_args.start_from else "--backbone", start):
+    start, teacher = model_args.start_from or model_args.teacher or backbone, None
+    with describe_load_errors(named_model(model_args), start):
         tokenizer = open_tokenizer(start)
+        if model_args.teacher:
+            teacher = open_model(SekeForTokenClassification, start)
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
-    language = read_language(data_args.language, model_args.start_from)
+    language = read_language(data_args.language, model_args.start_from or model_args.teacher)
     labelling = {"rules": data_args.rules, "language": language}
     given = dict(documents)
     if apart := data_args.as_noun_phrases:
@@ -122,14 +130,19 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     print(f"train: {len(train.texts):,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
     check_gold_of_files(given, data_args, language)
     styles = list(dict.fromkeys(style for _, style in train.files if style))
+    if data_args.unlabelled_files and teacher is None:
+        raise UserError("--unlabelled-files needs --teacher, which says what to learn of them.")
     with training_args.main_process_first(desc="base model"):
         base = Path(training_args.output_dir) / "base"
-        model = build_model(model_args, backbone, tokenizer, base, training_args.seed, styles or None)
+        model = build_model(model_args, backbone, tokenizer, base, training_args.seed, styles or None, teacher)
     model.config.keyphrase_language = language
     check_styles(documents, data_args, model.config.styles or [])
     ids = {style: index for index, style in enumerate(["", *(model.config.styles or [])])}  # 0 without a style
     if model.config.styles:
         windows["style_ids"] = [ids[train.files[i][1]] for i in windows["document"]]
+    files = [file for file, _ in train.files]
+    if data_args.unlabelled_files:
+        add_unlabelled(windows, files, data_args, tokenizer, language, len(ids), training_args.seed)
     metrics = ExtractionMetrics(validation.texts, validation.gold, tokenizer, model.config.id2label, **labelling)
     print(f"validation: {len(validation.texts):,} documents; {describe_coverage(metrics.rows)}")
 
@@ -137,12 +150,16 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     splits = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
     kept = [ids[style] for style in apart or []]
     collator = HideStyles(DataCollatorForTokenClassification(tokenizer), data_args.style_dropout, kept)
-    trainer = RecipeTrainer(
+    trainer_class, more = RecipeTrainer, {}
+    if teacher is not None:
+        trainer_class, more = DistillationTrainer, {"teacher": teacher, "weight": model_args.teacher_weight}
+    trainer = trainer_class(
         **trainer_options(model, training_args, splits, collator, tokenizer),
         compute_metrics=metrics,
-        train_sampler=make_sampler(windows, train, data_args, training_args) if data_args.mixing_temperature else None,
+        train_sampler=make_sampler(windows, files, data_args, training_args) if data_args.mixing_temperature else None,
         part=(p for name, p in model.named_parameters() if p.requires_grad and "backbone." not in name),
         part_rate=model_args.head_learning_rate,
+        **more,
     )
     if data_args.early_stopping_patience:
         patience, gain = data_args.early_stopping_patience, data_args.early_stopping_gain
@@ -185,9 +202,13 @@ def check_styles(documents: dict[str, Documents], args: DataArguments, styles: l
             raise ValueError(f"--{split}-files has the style {unknown[0]!r}, which the model does not have: {known}.")
 
 
-def make_sampler(windows: dict, train: Documents, data_args, training_args) -> MixtureSampler:
-    """The sampler of `--mixing-temperature`."""
-    files = [file for file, _ in train.files]
+def named_model(args: ModelArguments) -> str:
+    """The option that names the model whose tokenizer is used."""
+    return "--start-from" if args.start_from else "--teacher" if args.teacher else "--backbone"
+
+
+def make_sampler(windows: dict, files: list[int], data_args, training_args) -> MixtureSampler:
+    """The sampler of `--mixing-temperature`; `files` has the number of each document's file."""
     return MixtureSampler(
         [files[document] for document in windows["document"]],
         [files.count(file) for file in range(max(files) + 1)],
@@ -199,12 +220,23 @@ def make_sampler(windows: dict, train: Documents, data_args, training_args) -> M
     )
 
 
+def short_name(model: str) -> str:
+    """A Hub id, or a local folder without its path."""
+    return Path(model).name if Path(model).exists() else model
+
+
 def describe_model(model, args: ModelArguments) -> dict:
     """The backbone (a local folder without its path), the head, and the number of trained parameters."""
-    backbone = args.start_from or args.backbone
     return {
         "type": "seke",
-        "backbone": Path(backbone).name if Path(backbone).exists() else backbone,
+        **(
+            {
+                "teacher": short_name(args.teacher),
+                "backbone": f"{args.student_layers} layer{'s' * (args.student_layers != 1)} of width {args.student_hidden_size}",
+            }
+            if args.teacher
+            else {"backbone": short_name(args.start_from or args.backbone)}
+        ),
         **{name: getattr(model.config, name) for name in HEAD},
         "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }

@@ -4,6 +4,7 @@
     lexperts train seke deberta_paper --dataset-name midas/inspec --output-dir runs/inspec
     lexperts train seke minilm_cpu --train-files train.jsonl --ablation vanilla --seeds 1 2 3    # mean and std. deviation
     lexperts train seke minilm_cpu --train-files train.jsonl --first-files kp20k.jsonl           # two stages
+    lexperts train seke distill --teacher default --train-files train.jsonl --unlabelled-files texts.jsonl   # a small model
 
 The output folder holds the best model with its code, its pipelines and its model card, and results.json with the scores of
 every epoch. --ablation NAME trains in OUTPUT_DIR/NAME. Finished stages and seeds are not trained again.
@@ -39,7 +40,9 @@ def with_output_dir(args: TrainingArguments, folder: str | Path, **changes) -> T
 
 def open_stage(model_args, data_args, training_args, *more, overwrite: bool = False, **settings) -> RunFolder:
     """Opens the run folder of a stage, of a seed, or of the whole run."""
-    backbone = None if model_args.start_from else fingerprint(resolve_backbone(model_args.backbone))
+    backbone = (
+        None if model_args.start_from or model_args.teacher else fingerprint(resolve_backbone(model_args.backbone))
+    )
     return open_run(
         "seke/train.py", training_args, model_args, data_args, *more,
         backbone=backbone, overwrite=overwrite, clear=("base.part",), **settings,
