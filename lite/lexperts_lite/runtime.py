@@ -1,0 +1,154 @@
+"""The keyphrase pipeline over a graph of onnxruntime or OpenVINO: the same answers as `pipeline("keyphrase-extraction")` on the export."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .call_options import UNSET, check_batch_size
+from .decoding import read_labels
+from .graphs import choose_backend, open_graph
+from .ranking import read_rankers
+from .reader import KeyphraseReader
+from .tokenizer import NO_LIMIT, FastTokenizer
+from .word_classes import read_word_classes
+
+MODEL = Path(__file__).resolve().parent / "model"
+
+
+class KeyphraseExtractor(KeyphraseReader):
+    """Extracts keyphrases from texts, as the pipeline of Lexperts does; one object may be used by several threads, and after a fork.
+
+    Args:
+        model: a folder that `lexperts keyphrases export` has written; by default the small model of this package.
+        backend: "onnx" or "openvino", of a folder with both.
+        num_threads: that the graph may use.
+        batch_size, options: defaults of calls.
+
+    Returns:
+        A call takes a text, a mapping with `text` and `title`, or any iterable of them, and the options of
+        `KeyphraseExtractionPipeline`: `top_k`, `min_score`, `style`, `candidates`, `diversity`, ... It returns as the pipeline does: for
+        one document a list of `{"keyphrase", "score", "start", "end", "mentions"}`, best first, for a list of them a list.
+
+    Raises:
+        FileNotFoundError: if a file of the model is missing.
+        OSError: if the graph cannot be opened.
+        ValueError: if the folder holds no exported graph, or one of another version, and for options that are not valid.
+
+    Example:
+
+    ```python
+    >>> extract = KeyphraseExtractor(top_k=5)
+    >>> [phrase["keyphrase"] for phrase in extract("Graph cuts solve energy minimisation problems.")]
+    ['Graph cuts', 'energy minimisation']
+    ```
+    """
+
+    reads_titles, joins_titles, _ahead = False, True, 0
+
+    def __init__(
+        self,
+        model: str | Path = MODEL,
+        *,
+        backend: str | None = None,
+        num_threads: int = 1,
+        batch_size: int | None = None,
+        **options,
+    ):
+        self.folder = Path(model)
+        self.model = SimpleNamespace(config=read_config(self.folder))
+        config = self.model.config
+        self.tokenizer = FastTokenizer(self.folder)
+        self._limit = self.tokenizer.model_max_length if self.tokenizer.model_max_length < NO_LIMIT else None
+        self.backend, self.num_threads = choose_backend(self.folder, config.exported, backend), num_threads
+        self._tags = read_labels(config.id2label)
+        self._rankers, self._classifier = read_rankers(config), read_word_classes(config)
+        self._batch_size = check_batch_size(batch_size)
+        self._preprocess_params, self._postprocess_params = {}, {}
+        self._preprocess_params, _, self._postprocess_params = self._sanitize_parameters(**options)
+        self._process = -1
+        self._start()
+
+    def _start(self) -> None:
+        """Opens the graph in this process: onnxruntime's threads do not survive a fork."""
+        config = self.model.config
+        self._run, self._inputs = open_graph(self.folder, config.exported, self.backend, self.num_threads)
+        self._forward_names, self._process = set(self._inputs), os.getpid()
+
+    def __getstate__(self) -> dict:
+        raise TypeError("A KeyphraseExtractor cannot be pickled. Open it in each process: KeyphraseExtractor(folder).")
+
+    def iterate(self, inputs, expected: str) -> Iterable:
+        """See `KeyphraseReader`."""
+        if isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes, Mapping)):
+            return inputs
+        raise TypeError(
+            f"KeyphraseExtractor needs {expected} or an iterable of them, got {inputs!r:.60} ({type(inputs).__name__})."
+        )
+
+    def launch(
+        self, batch: dict[str, np.ndarray], decode: bool, with_states: bool, with_gates: bool
+    ) -> Callable[[], dict[str, np.ndarray]]:
+        """See `KeyphraseReader`."""
+        if self._process != os.getpid():
+            self._start()
+        ids = batch["input_ids"]
+        missing = {"token_type_ids": np.zeros_like(ids), "style_ids": np.zeros(len(ids), dtype=np.int64)}
+        classify = self._classifier is not None
+        logits, states = self._run({name: (missing | batch)[name] for name in self._inputs}, with_states or classify)
+        p = softmax(logits)  # (n, S, C)
+        results = {"probabilities": np.zeros((*p.shape[:2], 3), dtype=p.dtype)}
+        for label, tag in enumerate(self._tags):
+            results["probabilities"][..., tag] += p[..., label]
+        if with_states:
+            results["states"] = states
+        if self._classifier is not None:
+            weight, bias = self._classifier
+            results["classes"] = softmax(states @ weight.T + bias)
+        return lambda: results
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """exp(x_i) / sum_j exp(x_j) over the last dimension."""
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def read_config(folder: Path) -> SimpleNamespace:
+    """The configuration of an exported model.
+
+    Raises:
+        FileNotFoundError: if there is none.
+        ValueError: if it cannot be read, or names no graph.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{folder} has no config.json. Name a folder that `lexperts keyphrases export` has written."
+        )
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        labels = {int(i): name for i, name in values["id2label"].items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{path} is not the configuration of a keyphrase model: {error!r}. Export it again."
+        ) from error
+    if not values.get("exported"):
+        raise ValueError(f"{folder} holds no exported graph. Write one with `lexperts keyphrases export {folder} OUT`.")
+    return SimpleNamespace(**values | {"id2label": labels})
+
+
+@lru_cache(maxsize=1)
+def _default_extractor() -> KeyphraseExtractor:
+    """The extractor of the package's model."""
+    return KeyphraseExtractor()
+
+
+def extract_keyphrases(document, *, batch_size: int | None = UNSET, **options) -> list:
+    """The keyphrases of one or more documents by the package's model; see `KeyphraseExtractor`."""
+    return _default_extractor()(document, batch_size=batch_size, **options)

@@ -1,0 +1,204 @@
+"""lexperts-lite: the answers of the pipeline on the same export, where neither PyTorch nor transformers can be imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import pipeline
+
+import keyphrase_tools  # noqa: F401  (registers the pipeline)
+from keyphrase_tools.export import export_model
+
+ROOT = Path(__file__).resolve().parents[2]
+LITE = ROOT / "lite"
+TEXTS = [
+    *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks" / "forty_texts").glob("*_1.txt"))),
+    "", "   ", "a", "graph cuts " * 300, "[SEP] of [MASK] networks", "\ud800 alone", "日本語のテキスト", "C++ and .NET in R&D", "x" * 3000,
+    "naïve café ﬁnancial — “quotes”",
+]  # fmt: skip
+OPTIONS = [
+    {}, {"style": "tags"}, {"top_k": None, "min_score": 0.0}, {"diversity": 0.5}, {"threshold": 0.3}, {"nested": False},
+    {"candidates": ["graph cuts", "networks"]}, {"on_long": "truncate"}, {"language": None}, {"max_length": 32, "overlap": 4},
+]  # fmt: skip
+BLOCKED = "import sys; sys.modules.update(torch=None, transformers=None, lexperts=None, keyphrase_tools=None, run_tools=None, scipy=None)\n"  # scipy, which nltk imports where it is there, asks for torch
+
+
+@pytest.fixture(scope="session")
+def lite(tmp_path_factory):
+    """The package as it is installed."""
+    folder = tmp_path_factory.mktemp("lite")
+    build = ["build", "--build-base", folder / "base", "--build-lib", folder / "lib"]
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, *build]
+    subprocess.run(list(map(str, command)), cwd=LITE, check=True, capture_output=True)
+    return folder / "lib"
+
+
+@pytest.fixture(scope="session")
+def exported(tiny_seke, tiny_tokenizer, tmp_path_factory):
+    """A tiny model with styles, rankers and word classes, as an ONNX graph."""
+    from keyphrase_tools.phrase_features import NAMES_WITH_SHAPE
+
+    model = tiny_seke("bert", styles=["phrases", "tags"])
+    model.classifier.weight.data *= 30
+    ranker = dict.fromkeys(NAMES_WITH_SHAPE, 0.0) | {
+        "bias": -1.0,
+        "gold": 1.0,
+        "span": 0.7,
+        "mentions": 0.5,
+        "noun_phrase": 0.2,
+    }
+    model.config.keyphrase_ranker = ranker
+    model.config.style_rankers = {"tags": model.config.keyphrase_ranker | {"one_word": 1.0}}
+    model.config.keyphrase_temperature = 1.3
+    size = model.config.hidden_size
+    model.config.keyphrase_word_classes = {
+        name: [(7 * i * (k + 2) % 11 - 5) / 10 for i in range(size + 1)]
+        for k, name in enumerate(("other", "modifier", "noun"))
+    }
+    folder = tmp_path_factory.mktemp("exported")
+    for part in (model, tiny_tokenizer):
+        part.save_pretrained(folder / "model")
+    export_model(str(folder / "model"), folder / "onnx")
+    return folder / "onnx"
+
+
+def run(lite, code, *arguments, blocked=True):
+    """Runs code in a process that has the package, and neither PyTorch nor transformers."""
+    environment = {**os.environ, "PYTHONPATH": str(lite)}
+    command = [sys.executable, "-c", (BLOCKED if blocked else "") + code, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def places(phrases):
+    return [(p["keyphrase"], p["start"], p["end"], [(m["start"], m["end"]) for m in p["mentions"]]) for p in phrases]
+
+
+def scores(phrases):
+    return [p["score"] for p in phrases] + [m["score"] for p in phrases for m in p["mentions"]]
+
+
+def test_answers_are_those_of_the_pipeline(lite, exported, tmp_path):
+    code = (
+        "import json; from lexperts_lite import KeyphraseExtractor\n"
+        "texts, options = json.load(open(sys.argv[2])); extract = KeyphraseExtractor(sys.argv[1])\n"
+        "titled = extract({'title': 'Graph cuts', 'text': 'They segment images.'})\n"
+        "print(json.dumps([[extract(texts, **one) for one in options], [extract(text) for text in texts], titled]))"
+    )
+    file = tmp_path / "given.json"
+    file.write_text(json.dumps([TEXTS, OPTIONS]))
+    done = run(lite, code, exported, file)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found, alone, titled = json.loads(done.stdout)
+    extract = pipeline("keyphrase-extraction", model=str(exported))
+    assert titled == extract({"title": "Graph cuts", "text": "They segment images."})
+    number = 0
+    for options, answers in zip(OPTIONS, found, strict=True):
+        for expected, answer in zip(extract(TEXTS, **options), answers, strict=True):
+            assert places(answer) == places(expected)
+            assert scores(answer) == pytest.approx(scores(expected), abs=2e-6)
+            number += len(answer)
+    assert number > 500 and all(map(lambda a, b: places(a) == places(b), alone, found[0]))
+
+
+def test_one_object_serves_threads_and_works_after_a_fork(lite, exported):
+    code = (
+        "import os, json; from concurrent.futures import ThreadPoolExecutor; from lexperts_lite import KeyphraseExtractor\n"
+        "extract = KeyphraseExtractor(sys.argv[1]); texts = ['graph cuts of networks ' * n for n in range(1, 40)]\n"
+        "expected = extract(texts)\n"
+        "with ThreadPoolExecutor(8) as pool:\n"
+        "    assert list(pool.map(extract, texts)) == expected\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(0 if extract(texts) == expected else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0 and extract(texts) == expected"
+    )
+    done = run(lite, code, exported)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("(folder / 'tokenizer.json').unlink()", "has no tokenizer.json. Export the model again"),
+        ("(folder / 'tokenizer.json').write_text('{}')", "cannot be read"),
+        ("(folder / 'config.json').unlink()", "has no config.json. Name a folder"),
+        ("(folder / 'config.json').write_text('[]')", "is not the configuration of a keyphrase model"),
+        ("edit(exported={})", "holds no exported graph"),
+        ("edit(exported={'onnx': {'precision': 'int8', 'opset': 18}})", "cannot be opened"),
+        ("edit(id2label={'0': 'yes', '1': 'no', '2': 'x'})", "The model's labels are 'yes', 'no', 'x'"),
+        ("(folder / 'onnx' / 'model.onnx').write_bytes(b'none')", "cannot be opened"),
+        ("edit(keyphrase_ranker={'bias': 1.0})", "keyphrase_ranker"),
+        ("options['backend'] = 'openvino'", "backend='openvino' has no graph"),
+        ("options['style'] = 'tag'", "style='tag' is not known"),
+        ("options['top_k'] = 'ten'", "top_k='ten' is not a whole number"),
+        ("options['topk'] = 3", "topk"),
+    ],
+)
+def test_what_cannot_work_is_named(lite, exported, tmp_path, change, message):
+    code = (
+        "import json, shutil; from pathlib import Path; from lexperts_lite import KeyphraseExtractor\n"
+        "folder, options = Path(sys.argv[2]) / 'copy', {}\n"
+        "shutil.copytree(sys.argv[1], folder)\n"
+        "def edit(**values):\n"
+        "    path = folder / 'config.json'\n"
+        "    path.write_text(json.dumps(json.loads(path.read_text()) | values))\n"
+        f"{change}\n"
+        "try:\n"
+        "    KeyphraseExtractor(folder, **options)\n"
+        "except (OSError, ValueError, TypeError) as error:\n"
+        "    print(error)"
+    )
+    done = run(lite, code, exported, tmp_path)
+    assert done.returncode == 0 and message in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("None", "needs a text, {'title': ..., 'text': ...} or an iterable of them, got None"),
+        ("3", "got 3 (int)"),
+        ("b'bytes'", "got b'bytes' (bytes)"),
+        ("[None]", "Document 0 must be a string, got a NoneType"),
+        ("[{'body': 'x'}]", "body"),
+    ],
+)
+def test_what_is_no_text_is_named(lite, exported, value, message):
+    code = (
+        "from lexperts_lite import KeyphraseExtractor\n"
+        "try:\n"
+        f"    KeyphraseExtractor(sys.argv[1])({value})\n"
+        "except TypeError as error:\n"
+        "    print(error)"
+    )
+    done = run(lite, code, exported)
+    assert done.returncode == 0 and message in done.stdout, done.stdout + done.stderr[-2000:]
+
+
+def test_the_command_reads_texts_and_rows(lite, exported, tmp_path):
+    (tmp_path / "one.txt").write_text("graph cuts of networks")
+    (tmp_path / "rows.jsonl").write_text(
+        '{"id": 7, "title": "Graphs", "text": "graph cuts of networks"}\n\n{"text": ""}\n'
+    )
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
+    environment = {**os.environ, "PYTHONPATH": str(lite)}
+
+    def command(*words):
+        words = [sys.executable, "-m", "lexperts_lite", "extract", *map(str, words), "--model", str(exported)]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
+
+    done = command(tmp_path / "one.txt", "--top-k", 2)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and len(lines) == 2 and 0 <= float(lines[0].split()[0]) <= 1
+    rows = [json.loads(line) for line in command(tmp_path / "rows.jsonl", "--min-score", 0).stdout.splitlines()]
+    assert rows[0]["id"] == 7 and rows[0]["keyphrases"][0]["field"] in ("title", "text") and rows[1]["keyphrases"] == []
+    for words, message in (
+        ([tmp_path / "bad.jsonl"], "line 2: there is no text"),
+        ([tmp_path / "none.txt"], "none.txt"),
+        ([tmp_path / "one.txt", "--style", "tag"], "style='tag' is not known"),
+        ([tmp_path / "one.txt", "--top-k", 0], "top_k=0 must be at least 1"),
+    ):
+        done = command(*words)
+        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
