@@ -1,4 +1,4 @@
-"""The model of `pipeline("keyphrase-extraction")` without a model argument: the package lexperts-seke-minilm."""
+"""Models that are packages: the one of `pipeline("keyphrase-extraction")` without a model argument, and a small one."""
 
 import logging
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = "lexperts_seke_minilm"
+PACKAGES = {"default": PACKAGE, "tiny": "lexperts_seke_tiny"}  # names of models
 
 
 def find_default_model() -> str:
@@ -14,13 +15,30 @@ def find_default_model() -> str:
     Raises:
         ImportError: if the package is not installed.
     """
-    spec = find_spec(PACKAGE)
+    return find_packaged("default")
+
+
+def find_packaged(name: str) -> str:
+    """The folder of an installed model of PACKAGES. Raises an `ImportError` if its package is not installed."""
+    spec = find_spec(PACKAGES[name])
     if spec is None or not spec.submodule_search_locations:
+        package = PACKAGES[name].replace("_", "-")
+        begin = "No model was given, and the default model" if name == "default" else f"The {name} model"
         raise ImportError(
-            "No model was given, and the default model, lexperts-seke-minilm, is not installed. Install it in the clone "
-            "with `pip install --no-build-isolation ./models/seke-minilm`, or pass model=..., a folder or Hub id."
+            f"{begin}, {package}, is not installed. Install it in the clone "
+            f"with `pip install --no-build-isolation ./models/{package.removeprefix('lexperts-')}`, or pass model=..., a folder or Hub id."
         )
     return str(Path(spec.submodule_search_locations[0]))
+
+
+def is_packaged(model: str | Path | None) -> bool:
+    """Whether a model is given by its name in PACKAGES; a folder of that name is a folder."""
+    return str(model) in PACKAGES and not Path(str(model)).is_dir()
+
+
+def locate_model(model: str | Path | None) -> str:
+    """The folder of a model of PACKAGES by its name, that of the default model for `None`; any other text is returned."""
+    return find_packaged(str(model or "default")) if not model or is_packaged(model) else str(model)
 
 
 class DefaultModel(Mapping):

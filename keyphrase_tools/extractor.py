@@ -11,7 +11,7 @@ from run_tools.fingerprints import describe_model
 from run_tools.processes import MemoryRelease, prepare_process
 
 from .call_options import check_batch_size, check_call_options
-from .default_model import find_default_model
+from .default_model import locate_model
 from .input_documents import split_into_blocks
 from .loading import open_extractor
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
@@ -29,7 +29,8 @@ class KeyphraseExtractor:
     as a missing text, are reported in the column `error` and do not stop the batch.
 
     Args:
-        model: folder or Hub id of a token classifier, by default lexperts-seke-minilm; or a keyphrase-extraction pipeline.
+        model: folder or Hub id of a token classifier, by default lexperts-seke-minilm, "tiny" for lexperts-seke-tiny; or a
+            keyphrase-extraction pipeline.
         text_column: the column of texts, or of lists of words, which are joined by blanks.
         title_column: the column of titles, if there is one.
         columns: input columns that the result keeps, by default all.
@@ -98,7 +99,7 @@ class KeyphraseExtractor:
         prepare_process(self.num_threads)  # for this call: Ray and Spark use a process again
         if isinstance(self.model, KeyphraseExtractionPipeline):
             return self.model
-        name = self.model or find_default_model()
+        name = locate_model(self.model)
         state = folder_state(name)
         if self._described not in (None, state):
             raise RuntimeError(
@@ -203,7 +204,7 @@ class KeyphraseExtractor:
             ValueError: for invalid options.
         """
         if not isinstance(self.model, KeyphraseExtractionPipeline):  # before it is loaded: a change meanwhile is found
-            self._described = folder_state(self.model or find_default_model())
+            self._described = folder_state(locate_model(self.model))
         extract = self.open_pipeline()
         list(extract(["Keyphrases."], **self.options))
         name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)

@@ -7,7 +7,7 @@ def open_extractor(model: str | None = None, *, device: str | None = None, dtype
     """The keyphrase pipeline of a model.
 
     Args:
-        model: folder or Hub id of a token classifier, by default the default model.
+        model: folder or Hub id of a token classifier, or default (if there is none) or tiny.
         device, dtype: as `parse_device` and `parse_dtype` read them; by default the pipeline chooses the device.
         options: of `pipeline`, such as `backend` and `trust_remote_code`.
 
@@ -17,9 +17,9 @@ def open_extractor(model: str | None = None, *, device: str | None = None, dtype
     """
     from run_tools.model_loading import open_pipeline
 
-    from .default_model import find_default_model
+    from .default_model import locate_model
 
-    model = model or find_default_model()
+    model = locate_model(model)
     options |= {"dtype": parse_dtype(dtype)} | ({} if device is None else {"device": parse_device(device)})
     with describe_load_errors("--model", model):
         return open_pipeline("keyphrase-extraction", model, **options)

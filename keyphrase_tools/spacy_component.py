@@ -14,7 +14,7 @@ from spacy.util import minibatch
 from run_tools.model_loading import open_pipeline
 
 from . import TASK
-from .default_model import find_default_model
+from .default_model import locate_model
 
 LABEL = "KEYPHRASE"
 
@@ -81,7 +81,7 @@ class KeyphraseComponent:
             )
         with self._lock:
             if self._extract is None:
-                self._extract = open_pipeline(TASK, self._model or find_default_model(), **self._options)
+                self._extract = open_pipeline(TASK, locate_model(self._model), **self._options)
         return self._extract
 
     def __call__(self, doc: Doc) -> Doc:

@@ -12,7 +12,15 @@ from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, pipeline
 
 import lexperts  # noqa: F401
-from keyphrase_tools.default_model import PACKAGE, DefaultModel, NoDefaultWarning, find_default_model
+from keyphrase_tools.default_model import (
+    PACKAGE,
+    PACKAGES,
+    DefaultModel,
+    NoDefaultWarning,
+    find_default_model,
+    is_packaged,
+    locate_model,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "models" / "seke-minilm"
@@ -76,6 +84,19 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
         DefaultModel()["model"]
     with pytest.raises(ImportError, match="model="):
         pipeline("keyphrase-extraction")
+
+
+def test_models_in_packages_are_found_by_name_unless_a_folder_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert locate_model(None) == locate_model("default") == find_default_model()
+    assert locate_model("me/model") == "me/model" and not is_packaged("me/model") and not is_packaged(None)
+    (tmp_path / "tiny").mkdir()
+    assert locate_model("tiny") == "tiny"
+    (tmp_path / "tiny").rmdir()
+    monkeypatch.setattr("keyphrase_tools.default_model.find_spec", lambda name: None)
+    for name, package in PACKAGES.items():
+        with pytest.raises(ImportError, match=f"{package.replace('_', '-')}, is not installed"):
+            locate_model(name)
 
 
 def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, monkeypatch):

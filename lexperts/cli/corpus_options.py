@@ -140,6 +140,12 @@ def corpus_command(source_help: str = "", columns: bool = False, block_size: int
     return decorate
 
 
+PACKAGED = (
+    "default",
+    "tiny",
+)  # names of models in packages, see `keyphrase_tools.default_model`, whose import takes seconds
+
+
 def make_parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     """A parameter of a command."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -150,7 +156,7 @@ def check_local(engine: str, device: str | None, **models: str | None) -> None:
     if engine == "local":
         parse_device(device)
         for option, model in models.items():
-            if model is not None:
+            if model not in (None, *PACKAGED):
                 check_model(f"--{option.replace('_', '-')}", model)
 
 

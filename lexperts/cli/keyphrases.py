@@ -195,7 +195,7 @@ def explain(
         from tqdm import tqdm
         from transformers import AutoModelForTokenClassification
 
-        from keyphrase_tools.default_model import find_default_model
+        from keyphrase_tools.default_model import locate_model
         from keyphrase_tools.rows import read_texts
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_report import write_report
@@ -210,7 +210,7 @@ def explain(
             raise ValueError(f"--page {page} cannot be shown: {reason}.")
         for number, error in errors.items():
             print(f"document {number} is skipped: {error}", file=sys.stderr)
-        model = model or find_default_model()
+        model = locate_model(model)
         classifier, tokenizer = open_with_tokenizer("--model", AutoModelForTokenClassification, model, dtype=dtype)
         progress = tqdm(texts.values(), unit="document")
         tokens = token_experts(classifier.to(device), tokenizer, progress, nlp, batch_size=batch_size)
@@ -219,7 +219,7 @@ def explain(
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Argument(help="Folder or Hub id of a token classifier, or default.")],
+    model: Annotated[str, typer.Argument(help="Folder or Hub id of a token classifier, or default, or tiny.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     format: Annotated[Literal["onnx", "openvino"], typer.Option(help="onnx or openvino.")] = "onnx",
     precision: Annotated[Literal["fp32", "int8"], typer.Option(help="fp32 or int8.")] = "fp32",
@@ -251,7 +251,7 @@ def export(
       lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model exported
     """
     with user_errors(debug):
-        from keyphrase_tools.default_model import find_default_model
+        from keyphrase_tools.default_model import locate_model
         from keyphrase_tools.export import export_model
         from keyphrase_tools.phrase_lists import read_labelled
         from keyphrase_tools.rows import full_text
@@ -262,7 +262,7 @@ def export(
         labelled = None if evaluation is None else read_labelled(evaluation, hint="")[:limit]
         rows = labelled and [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in labelled]
         texts = None if calibration is None else [full_text(row) for row in read_jsonl(calibration, ("text",))[:limit]]
-        name = find_default_model() if model == "default" else model
+        name = locate_model(model)
         with describe_load_errors("MODEL", name):
             open_config(name)
         options: dict = {"format": format, "precision": precision, "calibration": texts, "evaluation": rows}

@@ -19,7 +19,7 @@ class ModelArguments:
 
     backbone: str = option("minilm", "Hub id or folder of an encoder; minilm is in lexperts[offline]", kind="model")
     start_from: str | None = option(
-        None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default", kind="model"
+        None, "Hub id or folder of a SEKE model to fine-tune, instead of a backbone, or default or tiny", kind="model"
     )
     teacher: str | None = option(
         None, "Hub id or folder of a SEKE model that a small new model imitates, or default", kind="model"
@@ -52,12 +52,10 @@ class ModelArguments:
             raise UserError(
                 f"--num-experts-per-tok {self.num_experts_per_tok} exceeds --num-experts {self.num_experts}. Use a smaller one."
             )
-        if "default" in (self.start_from, self.teacher):
-            from keyphrase_tools.default_model import find_default_model
+        if {self.start_from, self.teacher} & {"default", "tiny"}:
+            from keyphrase_tools.default_model import locate_model
 
-            self.start_from, self.teacher = (
-                find_default_model() if name == "default" else name for name in (self.start_from, self.teacher)
-            )
+            self.start_from, self.teacher = (name and locate_model(name) for name in (self.start_from, self.teacher))
         self.check_teacher()
         if self.frozen_layers is not None and self.lora:
             raise UserError(f"--frozen-layers {self.frozen_layers} needs --lora false. LoRA freezes the backbone.")
