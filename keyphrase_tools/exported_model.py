@@ -74,8 +74,8 @@ class ExportedModel(nn.Module):
 
     def _start(self) -> None:
         """Opens the graph's file; see `graphs.open_graph`."""
-        exported = self.config.exported
-        self._run, self._inputs = open_graph(self.folder, exported, self.backend, torch.get_num_threads())
+        exported, backend = self.config.exported, str(self.backend)
+        self._run, self._inputs = open_graph(self.folder, exported, backend, torch.get_num_threads())
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in self.__dict__.items() if name != "_run"}  # a session cannot be pickled

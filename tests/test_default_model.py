@@ -33,7 +33,8 @@ def extract():
 
 def script(name: str):
     """A script of the model's folder, which is not a package."""
-    spec = importlib.util.spec_from_file_location(f"seke_minilm_{name}", SOURCE / f"{name}.py")
+    folder = SOURCE.parent if name == "pack" else SOURCE
+    spec = importlib.util.spec_from_file_location(f"seke_minilm_{name}", folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -101,20 +102,22 @@ def test_models_in_packages_are_found_by_name_unless_a_folder_has_it(tmp_path, m
 
 def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, monkeypatch):
     """pack.py splits a run into trained and unchanged weights, setup.py joins them."""
-    extract.save_pretrained(tmp_path / "run")
-    (tmp_path / "run" / "results.json").write_text("{}")
+    run = tmp_path / "run"
+    extract.save_pretrained(run)
+    (run / "results.json").write_text("{}")
     pack, setup_call = script("pack"), []
-    monkeypatch.setattr(pack, "FOLDER", tmp_path)
-    pack.main(tmp_path / "run")
+    monkeypatch.setattr(pack, "MODELS", tmp_path)
+    pack.main("seke-minilm", run)
+    tmp_path = tmp_path / "seke-minilm" / PACKAGE
     packed = (tmp_path / "trained.safetensors").read_bytes()
-    pack.main(tmp_path / "run")
+    pack.main("seke-minilm", run)
     assert (tmp_path / "trained.safetensors").read_bytes() == packed
     monkeypatch.setattr("setuptools.setup", lambda **options: setup_call.append(options))
     build = script("setup")
     assert setup_call[0]["cmdclass"]["build_py"] is build.BuildWithWeights
     build.join_weights(tmp_path / "trained.safetensors", tmp_path / "model.safetensors")
     joined, state = load_file(tmp_path / "model.safetensors"), extract.model.state_dict()
-    assert joined.keys() == load_file(tmp_path / "run" / "model.safetensors").keys()
+    assert joined.keys() == load_file(run / "model.safetensors").keys()
     assert all(torch.equal(tensor.float(), state[name]) for name, tensor in joined.items())
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["dtype"] == "float32" and not {"auto_map", "custom_pipelines"} & set(config)
