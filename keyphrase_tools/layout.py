@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a text is divided, so that no phrase continues, and which words no phrase may have.
 
-A text is divided by blank lines, headings, list markers, table cells, speaker labels, and dashes or slashes between blanks. A line
-break within a paragraph does not divide it, since texts from PDFs and e-mails have lines of a fixed width. Words of URLs, e-mail
+A text is divided by blank lines, headings, list markers, table cells, speaker labels, the lines of a form ("Name: ...") and of code
+between fences, and dashes or slashes between blanks. A line break within a paragraph does not divide it, since texts from PDFs and e-mails have lines of a fixed width. Words of URLs, e-mail
 addresses and HTML tags are not read by people, and are in no phrase, and so are those of a speaker's label that begins several lines and
 of an e-mail's header and signature. Decoding, candidates, the ranker and labels ask `unit_numbers`.
 """
@@ -42,6 +42,8 @@ _MARKER = re.compile(
 _MARKER_BEGINS = frozenset(
     f"{JOINERS}*+\u2022\u25e6\u25aa\u25cf\u25cb\u25a0\u25a1\u25ba\u2023\u2713\u2714\u00b7\u2043\u2014\u2015#([0123456789"
 )
+_LABEL = re.compile(r"[A-Z][\w'-]*+(?: [\w'-]++){0,3}+:\s")  # of a form: "Clinical history: ..."
+_FENCE = re.compile(r"```|~~~")
 _HASH = re.compile(r"\s*#{1,6}\s")
 _ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
 _TLD = r"(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)"
@@ -143,18 +145,21 @@ def line_divisions(text: str) -> Iterator[int]:
         start += len(raw)
     lengths = sorted(len(content) for _, _, content in lines if content)
     usual = lengths[len(lengths) // 2] if lengths else 0
-    before, was_capitals = None, False
+    before, was_capitals, in_code = None, False, False
     for start, raw, content in lines:
         if not content:
             before = None
             continue
+        fence = _FENCE.match(content)
+        in_code ^= fence is not None
         marker, capitals = _match_marker(raw), _is_capitals(content)
-        if before is None or marker or capitals != was_capitals or not _continues(before, content, usual):
+        begins = before is None or marker or in_code or fence or capitals != was_capitals or _LABEL.match(content)
+        if begins or not _continues(before, content, usual):
             yield start
         if marker:
             yield start + marker.end()
         before, was_capitals = content, capitals
-        if raw[-1] == "\u2029" or (marker and _HASH.match(raw)):
+        if raw[-1] == "\u2029" or fence or (marker and _HASH.match(raw)):
             before = None
 
 

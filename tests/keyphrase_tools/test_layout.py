@@ -38,6 +38,9 @@ def units_of(text):
         ("* a b\n\u2022 c d\n+ e\n\u2013 f", ["*", "a b", "\u2022", "c d", "+", "e", "f"]),
         ("graphs\n1. cuts\n2) flows\n(iv) nets\n2.1 Trees", ["graphs", "1 .", "cuts", "2 )", "flows", "( iv )", "nets", "2.1", "Trees"]),
         ("- first", ["first"]),
+        ("Procedure: CT scan\nClinical history: pain\nTo-do list of all: none", ["Procedure :", "CT scan", "Clinical history : pain", "To do list of all : none"]),
+        ("we see that\nthe results of the second test: none", ["we see that the results of the second test : none"]),
+        ("```\nmake install\nmake test\n```\nas lines\nof text", ["` ` `", "make install", "make test", "` ` `", "as lines of text"]),
         ("PaymentService - Connection pool", ["PaymentService", "Connection pool"]),
         ("speech / text \u2013 audio -- video", ["speech", "text", "audio", "video"]),
         ("semi-supervised and/or pre- and post-war 3\u20137", ["semi supervised and or pre and post war 3 7"]),
@@ -181,7 +184,7 @@ def test_a_ruler_costs_nothing(tiny_tokenizer, ruler):
 SIGNS = ["<a ", "a@", "@ ", "https://a ", "<!--", "a.com/", "a=b ", "<a b=", "\t", "- ", "1. ", "\n", "C&", "&a", "x+"]
 
 
-@pytest.mark.parametrize("sign", [*SIGNS, "A: ", "A: a\n", "--\na\n", "From: a\n"])
+@pytest.mark.parametrize("sign", [*SIGNS, "A: ", "A: a\n", "A a: b\n", "```\n", "--\na\n", "From: a\n"])
 def test_the_time_is_in_proportion_to_the_text(sign):
     unit_numbers(split_words(clean(sign)))
     start = time.process_time()
