@@ -4,7 +4,7 @@
 import platform
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ def open_graph(folder: Path, exported: Mapping, backend: str, threads: int):
     entry = exported[backend]
     path = folder / graph_file(backend, entry["precision"])
     try:
-        opened = open_onnx(path, threads) if backend == "onnx" else open_openvino(path, threads, entry["precision"])
+        opened = {"onnx": open_onnx, "openvino": open_openvino}[backend](path, threads, entry["precision"])
     except ImportError:
         raise
     except Exception as error:  # the backends' errors have no common class
@@ -70,8 +70,12 @@ def open_graph(folder: Path, exported: Mapping, backend: str, threads: int):
     return opened
 
 
-def open_onnx(path: Path, threads: int):
-    """A function that runs an ONNX graph, and the names of its inputs."""
+def open_onnx(path: Path, threads: int, precision: str):
+    """A function that runs an ONNX graph, and the names of its inputs.
+
+    An int8 graph reads one row at a time, without its padding: onnxruntime chooses the range of activations for all that it reads at
+    once, and a text would not have the same answer alone and in a batch.
+    """
     try:
         import onnxruntime
     except ImportError as error:
@@ -84,7 +88,26 @@ def open_onnx(path: Path, threads: int):
         names = ["logits", "last_hidden_state"] if with_states else ["logits"]
         return (*session.run(names, values), None)[:2]
 
-    return run, [value.name for value in session.get_inputs()]
+    return (one_by_one(run) if precision == "int8" else run), [value.name for value in session.get_inputs()]
+
+
+def one_by_one(run: Callable[[dict[str, np.ndarray], bool], tuple]):
+    """A function that runs a graph on one row after the other without their padding, where the outputs are 0."""
+
+    def run_rows(values: dict[str, np.ndarray], with_states: bool) -> tuple:
+        mask = values["attention_mask"] != 0  # (B, S)
+        found: list = [None, None]
+        for row in np.flatnonzero(mask.any(1)):
+            real = mask[row]
+            one = {name: of[row : row + 1] if of.ndim == 1 else of[row : row + 1, real] for name, of in values.items()}
+            for i, output in enumerate(run(one, with_states)):
+                if output is not None:
+                    if found[i] is None:
+                        found[i] = np.zeros((*mask.shape, output.shape[-1]), dtype=output.dtype)
+                    found[i][row, real] = output[0]
+        return tuple(found)
+
+    return run_rows
 
 
 def open_openvino(path: Path, threads: int, precision: str):

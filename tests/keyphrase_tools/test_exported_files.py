@@ -130,6 +130,23 @@ def test_a_graph_for_a_later_onnxruntime_is_named(outputs, tmp_path):
         ExportedModel(str(tmp_path)).open()
 
 
+def test_a_text_has_the_same_answer_in_int8_alone_and_in_a_batch(outputs):
+    """With ranges of activations for the whole batch it would not: scores differed in the second digit."""
+    extract = pipeline(
+        "keyphrase-extraction", model=str(outputs("onnx", "int8")), top_k=None, min_score=0.0, threshold=0.01
+    )
+    texts = ["graph", "graph cuts of networks", "the networks learn " * 40, "learning of the graph"]
+    together = extract(texts, batch_size=8)
+    assert together == [extract(text) for text in texts] and all(together)
+    model, tokenizer = extract.model, extract.tokenizer
+    batch = tokenizer(texts[:2], padding=True, return_tensors="pt")
+    left = {name: rows.flip(1) for name, rows in batch.items()}  # padding on the other side, and other places of tokens
+    (length,) = {int(batch["attention_mask"][0].sum())}
+    outputs_of = model(**batch, output_hidden_states=True)
+    assert not outputs_of.logits[0, length:].any() and not outputs_of.hidden_states[-1][0, length:].any()
+    assert not model(**left).logits[0, :-length].any()
+
+
 def test_int8_without_vnni_works_and_warns(outputs, monkeypatch):
     monkeypatch.setattr(graphs, "has_vnni", lambda: False)
     with pytest.warns(UserWarning, match="VNNI"):

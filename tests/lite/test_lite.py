@@ -62,6 +62,7 @@ def exported(tiny_seke, tiny_tokenizer, tmp_path_factory):
     for part in (model, tiny_tokenizer):
         part.save_pretrained(folder / "model")
     export_model(str(folder / "model"), folder / "onnx")
+    export_model(str(folder / "model"), folder / "int8", precision="int8", max_loss=None)
     return folder / "onnx"
 
 
@@ -80,7 +81,9 @@ def scores(phrases):
     return [p["score"] for p in phrases] + [m["score"] for p in phrases for m in p["mentions"]]
 
 
-def test_answers_are_those_of_the_pipeline(lite, exported, tmp_path):
+@pytest.mark.parametrize("precision", ["onnx", "int8"])
+def test_answers_are_those_of_the_pipeline(lite, exported, tmp_path, precision):
+    exported = exported.parent / precision
     code = (
         "import json; from lexperts_lite import KeyphraseExtractor\n"
         "texts, options = json.load(open(sys.argv[2])); extract = KeyphraseExtractor(sys.argv[1])\n"
