@@ -205,3 +205,25 @@ def test_the_command_reads_texts_and_rows(lite, exported, tmp_path):
     ):
         done = command(*words)
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_model_of_the_package_is_that_of_the_small_model(lite):
+    """The graph in the wheel, and what it says of the README's paragraph."""
+    from keyphrase_tools.default_model import find_packaged
+    from run_tools.fingerprints import hash_weights
+
+    graph, tiny = LITE / "lexperts_lite" / "model", find_packaged("tiny")
+    assert sum(file.stat().st_size for file in graph.rglob("*") if file.is_file()) < 12e6
+    assert sum(file.stat().st_size for file in Path(tiny).glob("*.safetensors")) < 12e6
+    extract = pipeline("keyphrase-extraction", model=tiny, device="cpu")
+    exported = json.loads((graph / "config.json").read_text())
+    assert exported["exported"]["onnx"]["weights"] == hash_weights(extract.model.float())
+    text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8")
+    code = "import json; from lexperts_lite import extract_keyphrases; print(json.dumps(extract_keyphrases(sys.argv[1], top_k=5)))"
+    done = run(lite, code, text)
+    assert done.returncode == 0, done.stderr[-3000:]
+    answer = json.loads(done.stdout)
+    assert places(answer) == places(pipeline("keyphrase-extraction", model=str(graph))(text, top_k=5))
+    assert any("tidal" in phrase["keyphrase"].lower() for phrase in answer)
+    in_float32 = {phrase["keyphrase"] for phrase in extract(text)}
+    assert len({phrase["keyphrase"] for phrase in answer} & in_float32) >= 3
