@@ -39,7 +39,8 @@ FIRST = {  # what prints the first keyphrases
     "default, float32": f"import lexperts; from transformers import pipeline; print(pipeline('keyphrase-extraction')({TEXT!r}))",
     "YAKE": f"import yake; print(yake.KeywordExtractor().extract_keywords({TEXT!r}))",
 }
-PEAK = "; import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+# of this process: getrusage has the peak of the process that started it, too
+PEAK = "; print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 
 
 def free_tool(options, system: str, texts: list[str], name: str) -> list[list[dict]]:
@@ -114,7 +115,7 @@ def start(options, systems) -> list[dict]:
             begin = time.perf_counter()
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             seconds.append(time.perf_counter() - begin)
-            peaks.append(float(done.stdout.split()[-1]))
+            peaks.append(int(done.stdout.split()[-1]) / 1024)
         row = {"system": system, "seconds": statistics.median(seconds), "peak_mib": statistics.median(peaks)}
         print(f"{system}: {row['seconds']:.2f} s, {row['peak_mib']:.0f} MiB", flush=True)
         rows.append(row | {"rounds_s": seconds})
