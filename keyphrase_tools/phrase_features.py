@@ -204,7 +204,7 @@ def find_mentions(words: WordArrays, noun_phrase_end: np.ndarray | None = None) 
     """All mentions of probable phrases, and the number of words of each phrase.
 
     A phrase is probable if one of its mentions is: p(B) of the first word, p(I) of the others, and not p(I) of the word after
-    them, together MIN_PROBABILITY or more; or if one is a noun phrase. One of function words only is no phrase. Phrases are compared by
+    them, together MIN_PROBABILITY or more; or if one is a noun phrase. A span of function words only is not a phrase. Phrases are compared by
     the stems of their words.
 
     Args:

@@ -19,7 +19,7 @@ def read_rows(path: Path) -> list[dict]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}.") from error
         if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise ValueError(f'{path}, line {number}: there is no text. A valid line: {{"text": "..."}}')
+            raise ValueError(f'{path}, line {number}: it has no text. A valid line: {{"text": "..."}}')
         rows.append(row)
     return rows
 

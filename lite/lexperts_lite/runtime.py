@@ -31,7 +31,7 @@ class KeyphraseExtractor(KeyphraseReader):
         batch_size, options: defaults of calls.
 
     Returns:
-        A call takes a text, a mapping with `text` and `title`, or any iterable of them, and the options of
+        A call reads a text, a mapping with `text` and `title`, or any iterable of them, with the options of
         `KeyphraseExtractionPipeline`: `top_k`, `min_score`, `style`, `candidates`, `diversity`, ... It returns as the pipeline does: for
         one document a list of `{"keyphrase", "score", "start", "end", "mentions"}`, best first, for a list of them a list.
 

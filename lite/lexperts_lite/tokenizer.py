@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-NO_LIMIT = int(1e30)  # model_max_length where there is none
+NO_LIMIT = int(1e30)  # model_max_length of a tokenizer without one
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
 
 

@@ -168,7 +168,7 @@ def test_what_cannot_work_is_named(lite, exported, tmp_path, change, message):
         ("[{'body': 'x'}]", "body"),
     ],
 )
-def test_what_is_no_text_is_named(lite, exported, value, message):
+def test_what_is_not_a_text_is_named(lite, exported, value, message):
     code = (
         "from lexperts_lite import KeyphraseExtractor\n"
         "try:\n"
@@ -198,7 +198,7 @@ def test_the_command_reads_texts_and_rows(lite, exported, tmp_path):
     rows = [json.loads(line) for line in command(tmp_path / "rows.jsonl", "--min-score", 0).stdout.splitlines()]
     assert rows[0]["id"] == 7 and rows[0]["keyphrases"][0]["field"] in ("title", "text") and rows[1]["keyphrases"] == []
     for words, message in (
-        ([tmp_path / "bad.jsonl"], "line 2: there is no text"),
+        ([tmp_path / "bad.jsonl"], "line 2: it has no text"),
         ([tmp_path / "none.txt"], "none.txt"),
         ([tmp_path / "one.txt", "--style", "tag"], "style='tag' is not known"),
         ([tmp_path / "one.txt", "--top-k", 0], "top_k=0 must be at least 1"),

@@ -60,9 +60,9 @@ def test_the_student_has_the_teachers_labels_styles_and_embeddings(teacher):
     assert own.shape == (len(theirs), 32) and student.config.styles == STYLES
     assert student.config.id2label == teacher.config.id2label and len(student.backbone.encoder.layer) == 1
     assert torch.allclose(own @ own.T, theirs @ theirs.T, atol=1e-4)  # of the same width: a rotation
-    with pytest.raises(UserError, match="--student-hidden-size 48 is no multiple of 32"):
+    with pytest.raises(UserError, match="--student-hidden-size 48 is not a multiple of 32"):
         new_student(teacher, arguments(student_hidden_size=48), {})
-    with pytest.raises(UserError, match="--student-hidden-size 64 is no multiple of 32 up to 32"):
+    with pytest.raises(UserError, match="--student-hidden-size 64 is not a multiple of 32 from 32 to 32"):
         new_student(teacher, arguments(student_hidden_size=64), {})
 
 
@@ -157,7 +157,7 @@ def test_the_command_gives_a_small_model_that_reads_styles(teacher_folder, tmp_p
         (["--start-from", "{teacher}"], "exclude each other"),
         (["--lora", "true"], "--teacher and --lora true exclude each other"),
         (["--unlabelled-files", "{empty}"], "There are no documents"),
-        (["--student-hidden-size", "40"], "--student-hidden-size 40 is no multiple of 32"),
+        (["--student-hidden-size", "40"], "--student-hidden-size 40 is not a multiple of 32"),
         (["--teacher-weight", "1.5"], "--teacher-weight"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -37,14 +37,14 @@ def new_student(teacher: SekeForTokenClassification, args: ModelArguments, optio
     """A new model with a BERT of `--student-layers` layers of `--student-hidden-size`, and the options of its head.
 
     Raises:
-        UserError: if the width is no multiple of 32, that of an attention head, or exceeds the teacher's, or if the teacher's
+        UserError: if the width is not a multiple of 32, that of an attention head, or exceeds the teacher's, or if the teacher's
             embeddings are not of one vocabulary.
     """
     size, source = args.student_hidden_size, teacher.config
     embeddings: Any = teacher.backbone.get_input_embeddings()
     if size % 32 or size > embeddings.weight.shape[1]:
         raise UserError(
-            f"--student-hidden-size {size} is no multiple of 32 up to {embeddings.weight.shape[1]}, the teacher's width."
+            f"--student-hidden-size {size} is not a multiple of 32 from 32 to {embeddings.weight.shape[1]}, the teacher's width."
         )
     text_config = BertConfig(
         vocab_size=embeddings.num_embeddings,
