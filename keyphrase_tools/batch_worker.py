@@ -201,6 +201,7 @@ class BatchWorker:
         results, done = [], 0
         try:
             results = self._results(batch)
+            self._on_batch(len(batch))  # before the answers: who has one finds it in the metrics
             for task, result in zip(batch, results, strict=True):
                 if isinstance(result, Exception):
                     task.future.set_exception(result)
@@ -212,7 +213,6 @@ class BatchWorker:
                 task.future.set_exception(WorkerStoppedError("The server has stopped."))
         seconds = (time.monotonic() - start) / len(batch)
         self._seconds = 0.8 * self._seconds + 0.2 * seconds if self._seconds else seconds
-        self._on_batch(len(batch))
 
     def _results(self, batch: list[Task]) -> list:
         """One result or exception per document."""
