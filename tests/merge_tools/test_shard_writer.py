@@ -22,7 +22,7 @@ SIZES = {"hidden_size": 768, "intermediate_size": 64, "num_hidden_layers": 1}
 KILLS = {
     "read": (0, 17),  # the n-th event of a phase
     "write": (1, 14),
-    "sync": (0, 3, 7),
+    "sync": (0, 2, 3, 7),  # one shard after the other: its start, then its end, so that 0, 1, 2 and 4 are complete
     "rename": ("start", 2, "last", "before", "after"),
 }
 
