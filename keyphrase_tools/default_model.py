@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGE = "lexperts_seke_minilm"
-PACKAGES = {"default": PACKAGE, "tiny": "lexperts_seke_tiny"}  # names of models
+from run_tools.model_options import PACKAGED_MODELS
+
+PACKAGE = PACKAGED_MODELS["default"]
 
 
 def find_default_model() -> str:
@@ -19,10 +20,10 @@ def find_default_model() -> str:
 
 
 def find_packaged(name: str) -> str:
-    """The folder of an installed model of PACKAGES. Raises an `ImportError` if its package is not installed."""
-    spec = find_spec(PACKAGES[name])
+    """The folder of an installed model of PACKAGED_MODELS. Raises an `ImportError` if its package is not installed."""
+    spec = find_spec(PACKAGED_MODELS[name])
     if spec is None or not spec.submodule_search_locations:
-        package = PACKAGES[name].replace("_", "-")
+        package = PACKAGED_MODELS[name].replace("_", "-")
         raise ImportError(
             f"The {name} model, {package}, is not installed. Install it in the clone with `pip install --no-build-isolation "
             f"./models/{package.removeprefix('lexperts-')}`, or pass another model: a folder or Hub id."
@@ -31,12 +32,12 @@ def find_packaged(name: str) -> str:
 
 
 def is_packaged(model: str | Path | None) -> bool:
-    """Whether a model is given by its name in PACKAGES; a folder of that name is a folder."""
-    return str(model) in PACKAGES and not Path(str(model)).is_dir()
+    """Whether a model is given by its name in PACKAGED_MODELS; a folder of that name is a folder."""
+    return str(model) in PACKAGED_MODELS and not Path(str(model)).is_dir()
 
 
 def locate_model(model: str | Path | None) -> str:
-    """The folder of a model of PACKAGES by its name, that of the default model for `None`; any other text is returned."""
+    """The folder of a model of PACKAGED_MODELS by its name, that of the default model for `None`; any other text is returned."""
     return find_packaged(str(model or "default")) if not model or is_packaged(model) else str(model)
 
 

@@ -47,6 +47,12 @@ def parse_device(name: str | None):
     return torch.device(name)
 
 
+PACKAGED_MODELS = {
+    "default": "lexperts_seke_minilm",
+    "tiny": "lexperts_seke_tiny",
+}  # keyphrase models by name -> packages
+
+
 def is_path(name: str) -> bool:
     """Whether a text names a place on this machine rather than a repository on the Hub, which is `name` or `owner/name`."""
     return (

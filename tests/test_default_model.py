@@ -14,13 +14,13 @@ from transformers import AutoModelForTokenClassification, pipeline
 import lexperts  # noqa: F401
 from keyphrase_tools.default_model import (
     PACKAGE,
-    PACKAGES,
     DefaultModel,
     NoDefaultWarning,
     find_default_model,
     is_packaged,
     locate_model,
 )
+from run_tools.model_options import PACKAGED_MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "models" / "seke-minilm"
@@ -95,7 +95,7 @@ def test_models_in_packages_are_found_by_name_unless_a_folder_has_it(tmp_path, m
     assert locate_model("tiny") == "tiny"
     (tmp_path / "tiny").rmdir()
     monkeypatch.setattr("keyphrase_tools.default_model.find_spec", lambda name: None)
-    for name, package in PACKAGES.items():
+    for name, package in PACKAGED_MODELS.items():
         with pytest.raises(ImportError, match=f"{package.replace('_', '-')}, is not installed"):
             locate_model(name)
 

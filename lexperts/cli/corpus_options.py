@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from run_tools.model_options import check_model, parse_device
+from run_tools.model_options import PACKAGED_MODELS, check_model, parse_device
 
 from .common import RESUME, Debug, Device, print_error, user_errors
 
@@ -140,12 +140,6 @@ def corpus_command(source_help: str = "", columns: bool = False, block_size: int
     return decorate
 
 
-PACKAGED = (
-    "default",
-    "tiny",
-)  # names of models in packages, see `keyphrase_tools.default_model`, whose import takes seconds
-
-
 def make_parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     """A parameter of a command."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -156,7 +150,7 @@ def check_local(engine: str, device: str | None, **models: str | None) -> None:
     if engine == "local":
         parse_device(device)
         for option, model in models.items():
-            if model not in (None, *PACKAGED):
+            if model is not None and model not in PACKAGED_MODELS:
                 check_model(f"--{option.replace('_', '-')}", model)
 
 

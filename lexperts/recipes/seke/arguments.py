@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from run_tools.errors import UserError
+from run_tools.model_options import PACKAGED_MODELS
 from run_tools.option_values import LARGEST_SEED
 from run_tools.options import option
 
@@ -52,7 +53,7 @@ class ModelArguments:
             raise UserError(
                 f"--num-experts-per-tok {self.num_experts_per_tok} exceeds --num-experts {self.num_experts}. Use a smaller one."
             )
-        if {self.start_from, self.teacher} & {"default", "tiny"}:
+        if {self.start_from, self.teacher} & PACKAGED_MODELS.keys():
             from keyphrase_tools.default_model import locate_model
 
             self.start_from, self.teacher = (name and locate_model(name) for name in (self.start_from, self.teacher))
