@@ -142,6 +142,8 @@ def test_the_command_gives_a_small_model_that_reads_styles(teacher_folder, tmp_p
     assert extract.model.config.styles == STYLES and set(extract.model.config.style_rankers) == set(STYLES)
     scores = [phrase["score"] for phrase in extract("The grey owls sleep.", style="tags", min_score=0.0)]
     assert scores and np.isfinite(scores).all()
+    record = read_record(tmp_path / "out")
+    assert record["unlabelled"] == {"source": "texts.jsonl (20)", "documents": 20, "windows": 20}
     card = build_card(read_record(tmp_path / "out"), "tiny", "me/tiny")
     assert "over a BERT of 1 layer of width 32, which imitates" in str(card)
     again = distill(teacher_folder, tmp_path / "out", "--unlabelled-files", texts)

@@ -20,6 +20,7 @@ from run_tools.jsonl import read_jsonl
 
 from ..common.training import RecipeTrainer
 from .arguments import DataArguments, ModelArguments
+from .data import source_name
 
 EXAMPLE = '{"text": "..."}'
 LARGEST_CACHE = 2**31
@@ -137,9 +138,9 @@ class DistillationTrainer(RecipeTrainer):
 
 def add_unlabelled(
     windows: dict[str, list], files: list[int], args: DataArguments, tokenizer, language, num_styles: int, seed: int
-) -> None:
+) -> dict:
     """Adds the windows of the texts of `--unlabelled-files`, without labels, and the number of each text's file. Each window has a
-    style at random, of `num_styles` with 0 for none.
+    style at random, of `num_styles` with 0 for none. Returns what results.json says of them.
     """
     texts, first = [], len(files)
     for path in args.unlabelled_files or []:
@@ -155,3 +156,10 @@ def add_unlabelled(
     print(f"without labels: {len(texts):,} documents in {len(labels):,} windows")
     for name, rows in windows.items():
         rows += found[name]
+    numbers = [str(files[first:].count(number)) for number in sorted(set(files[first:]))]
+    names = zip(map(source_name, args.unlabelled_files or []), numbers, strict=True)
+    return {
+        "source": ", ".join(f"{name} ({number})" for name, number in names),
+        "documents": len(texts),
+        "windows": len(labels),
+    }

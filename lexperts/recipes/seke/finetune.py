@@ -140,9 +140,11 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     ids = {style: index for index, style in enumerate(["", *(model.config.styles or [])])}  # 0 without a style
     if model.config.styles:
         windows["style_ids"] = [ids[train.files[i][1]] for i in windows["document"]]
-    files = [file for file, _ in train.files]
+    files, unlabelled = [file for file, _ in train.files], {}
     if data_args.unlabelled_files:
-        add_unlabelled(windows, files, data_args, tokenizer, language, len(ids), training_args.seed)
+        unlabelled["unlabelled"] = add_unlabelled(
+            windows, files, data_args, tokenizer, language, len(ids), training_args.seed
+        )
     metrics = ExtractionMetrics(validation.texts, validation.gold, tokenizer, model.config.id2label, **labelling)
     print(f"validation: {len(validation.texts):,} documents; {describe_coverage(metrics.rows)}")
 
@@ -171,6 +173,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
         "model": describe_model(model, model_args),
         "data": describe_data(data_args, documents, labelled, tokenizer, language),
         "training": collect_settings(model_args, data_args, training_args),
+        **unlabelled,
     }
     return trainer, documents, record
 
