@@ -28,7 +28,7 @@ BLOCKED = "import sys; sys.modules.update(torch=None, transformers=None, lexpert
 
 @pytest.fixture(scope="session")
 def lite(tmp_path_factory):
-    """The package as it is installed."""
+    """The installed package."""
     folder = tmp_path_factory.mktemp("lite")
     build = ["build", "--build-base", folder / "base", "--build-lib", folder / "lib"]
     command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, *build]
