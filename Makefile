@@ -18,7 +18,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility release-check clean
+.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility demo-check release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -64,13 +64,18 @@ bench: $(READY)  ## time the head against its plain versions
 tables: $(READY)  ## write the tables of README and docs from benchmarks/results
 	$(RUN) benchmarks/tables.py
 
-docs: $(DOCS)  ## the documentation site, in build/site; warnings are errors
+docs: $(DOCS)  ## the documentation site, in build/site; warnings are errors; needs Node.js and npm
+	$(RUN) docs/demo/assemble.py
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
 
 accessibility: docs  ## check the site with axe-core in Chromium; needs npm and chromium
 	$(PIP) -c constraints.txt playwright
 	npm install --silent --prefix $(VENV)/axe axe-core@4.14.1
 	$(RUN) docs/check_accessibility.py --axe $(VENV)/axe/node_modules/axe-core/axe.min.js
+
+demo-check: docs  ## compare the demo's answers in Chromium with those of Python; needs chromium
+	$(PIP) -c constraints.txt playwright
+	$(RUN) docs/check_demo.py $(ARGS)
 
 release-check: $(RELEASE)  ## build the distributions and try them in fresh environments
 	$(RUN) .ci/release_check.py $(ARGS)
@@ -97,8 +102,9 @@ $(READY): $(DEMO) $(wildcard lite/*.* lite/lexperts_lite/*)
 	$(PIP) --no-deps ./lite
 	touch $(READY)
 
-$(DOCS): $(DEMO)
+$(DOCS): $(DEMO) $(wildcard lite/*.* lite/lexperts_lite/*)
 	$(PIP) -c constraints.txt -e '.[docs]'
+	$(PIP) -c constraints.txt ./lite
 	touch $(DOCS)
 
 $(QUANTIZE): $(READY)

@@ -14,6 +14,7 @@ from lexperts.cli import build_app  # noqa: E402
 from lexperts.recipes import DEFINE, EVALUATE, TRAIN  # noqa: E402
 from lexperts.recipes.common.configurations import config_names  # noqa: E402
 
+DEMO = ROOT / "build" / "demo"  # see docs/demo/assemble.py
 REPOSITORY = "https://github.com/lexperts/lexperts/blob/main/"
 LINK = re.compile(r"\]\((?P<path>(?:\.\./)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 COMMANDS = "<!-- commands -->"
@@ -104,5 +105,10 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def on_post_build(config) -> None:
-    """Copies llms.txt, the page for coding agents, to the root of the site."""
+    """Copies llms.txt, the page for coding agents, to the root of the site, and to its demo what that runs on."""
     shutil.copyfile(ROOT / "llms.txt", Path(config.site_dir) / "llms.txt")
+    if not (DEMO / "lib").exists():
+        raise FileNotFoundError(
+            f"{DEMO / 'lib'} does not exist. Write it with `python docs/demo/assemble.py`, or run `make docs`."
+        )
+    shutil.copytree(DEMO, Path(config.site_dir) / "demo", dirs_exist_ok=True)

@@ -125,7 +125,7 @@ class WordArrays:
     """
 
     def __init__(self, documents: Sequence[tuple[Words, np.ndarray]], language: str | None):
-        self.lengths = np.array([len(words) for words, _ in documents], dtype=np.int64)
+        self.lengths = np.array([len(words) for words, _ in documents], dtype=np.intp)
         self.starts = np.append(0, self.lengths.cumsum())
         facts = [word_facts(word, language) for words, _ in documents for word, _, _ in words]
         numbers: dict[str, int] = {}

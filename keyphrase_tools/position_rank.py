@@ -29,9 +29,10 @@ def position_ranks(numbers: np.ndarray, document: np.ndarray, position: np.ndarr
     if not len(chosen):
         return ranks
     of_document, size = document[chosen], int(document[-1]) + 1
-    _, node = np.unique(of_document * (int(numbers.max()) + 1) + numbers[chosen], return_inverse=True)
+    of_words = of_document.astype(np.int64) * (int(numbers.max()) + 1) + numbers[chosen]
+    _, node = np.unique(of_words, return_inverse=True)
     count = int(node.max()) + 1
-    document_of = np.zeros(count, dtype=np.int64)
+    document_of = np.zeros(count, dtype=np.intp)
     document_of[node] = of_document
     nodes = np.bincount(document_of, minlength=size)
     start = np.bincount(node, 1 / (1 + position[chosen]), minlength=count)

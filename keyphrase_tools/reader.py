@@ -273,6 +273,15 @@ class KeyphraseReader:
         probabilities = WordProbabilities([len(document.words) for document in read])
         return Block(read, windows, max_length, probabilities, first, style_id)
 
+    def batches(self, block: Block, batch_size: int) -> Iterator[tuple[list[Window], dict[str, np.ndarray]]]:
+        """The batches of a block's windows, the longest first, and the inputs of the model for each."""
+        windows = sorted(block.windows, key=lambda window: len(window.word_starts), reverse=True)
+        for batch in split_windows(windows, batch_size, same_number=self.reads_titles):
+            inputs = pad_windows(batch, self.tokenizer, self._forward_names)
+            if block.style_id:
+                inputs["style_ids"] = np.full(len(batch), block.style_id, dtype=np.int64)
+            yield batch, inputs
+
     def read_windows(
         self, block: Block, *, batch_size: int = 8, decode: bool = False, gates: bool = False
     ) -> Iterator[list[Window]]:
@@ -287,15 +296,11 @@ class KeyphraseReader:
         Yields:
             The windows of each batch, once they have been added.
         """
-        windows = sorted(block.windows, key=lambda window: len(window.word_starts), reverse=True)
-        batches = split_windows(windows, batch_size, same_number=self.reads_titles)
         due: deque[tuple[list[Window], Callable]] = deque()  # what the device computes
-        for batch in chain(batches, repeat(None, self._ahead)):  # None: there is nothing more to launch
+        for batch in chain(self.batches(block, batch_size), repeat(None, self._ahead)):  # None: nothing more to launch
             if batch is not None:
-                inputs = pad_windows(batch, self.tokenizer, self._forward_names)
-                if block.style_id:
-                    inputs["style_ids"] = np.full(len(batch), block.style_id)
-                due.append((batch, self.launch(inputs, decode, block.states is not None, gates)))
+                windows, inputs = batch
+                due.append((windows, self.launch(inputs, decode, block.states is not None, gates)))
             if due and (batch is None or len(due) > self._ahead):
                 read, wait = due.popleft()
                 arrays = wait()

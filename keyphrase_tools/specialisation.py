@@ -102,8 +102,9 @@ def token_experts(
         One row for each spaCy token (except spaces), from its first sub-token:
 
         - `document`, `start`, `end`: its position;
-        - `expert`: the one that the router prefers; `weight`: its probability, by the router's softmax over all E experts;
-          `entropy`: of these probabilities, in bits;
+        - `expert`: the one that the router prefers;
+        - `weight`: its probability, by the router's softmax over all E experts;
+        - `entropy`: of these probabilities, in bits;
         - `word` (lower-cased), `is_punctuation`, `is_stopword`, `label` (the predicted one: O, B or I);
         - `pos`, `is_entity`, `entity_type`: missing in all rows if the pipeline has no component for them.
 

@@ -63,7 +63,7 @@ class KeyphraseExtractor(KeyphraseReader):
         self.folder = Path(model)
         self.model = SimpleNamespace(config=read_config(self.folder))
         config = self.model.config
-        self.tokenizer = FastTokenizer(self.folder)
+        self.tokenizer = self._open_tokenizer()
         self._limit = self.tokenizer.model_max_length if self.tokenizer.model_max_length < NO_LIMIT else None
         self.backend, self.num_threads = choose_backend(self.folder, config.exported, backend), num_threads
         self._tags = read_labels(config.id2label)
@@ -73,6 +73,10 @@ class KeyphraseExtractor(KeyphraseReader):
         self._preprocess_params, _, self._postprocess_params = self._sanitize_parameters(**options)
         self._process = -1
         self._start()
+
+    def _open_tokenizer(self) -> FastTokenizer:
+        """The tokenizer in the folder."""
+        return FastTokenizer(self.folder)
 
     def _start(self) -> None:
         """Opens the graph in this process: onnxruntime's threads do not survive a fork."""
@@ -97,20 +101,28 @@ class KeyphraseExtractor(KeyphraseReader):
         """See `KeyphraseReader`."""
         if self._process != os.getpid():
             self._start()
+        logits, states = self._run(self.feeds(batch), with_states or self._classifier is not None)
+        results = self.results(logits, states)
+        return lambda: results
+
+    def feeds(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The inputs of the graph for a batch `(n, S)`."""
         ids = batch["input_ids"]
         missing = {"token_type_ids": np.zeros_like(ids), "style_ids": np.zeros(len(ids), dtype=np.int64)}
-        classify = self._classifier is not None
-        logits, states = self._run({name: (missing | batch)[name] for name in self._inputs}, with_states or classify)
+        return {name: (missing | batch)[name] for name in self._inputs}
+
+    def results(self, logits: np.ndarray, states: np.ndarray | None) -> dict[str, np.ndarray]:
+        """What `launch` returns, of the graph's logits `(n, S, C)` and last hidden states `(n, S, d)`."""
         p = softmax(logits)  # (n, S, C)
         results = {"probabilities": np.zeros((*p.shape[:2], 3), dtype=p.dtype)}
         for label, tag in enumerate(self._tags):
             results["probabilities"][..., tag] += p[..., label]
-        if with_states:
+        if states is not None:
             results["states"] = states
-        if self._classifier is not None:
-            weight, bias = self._classifier
-            results["classes"] = softmax(states @ weight.T + bias)
-        return lambda: results
+            if self._classifier is not None:
+                weight, bias = self._classifier
+                results["classes"] = softmax(states @ weight.T + bias)
+        return results
 
 
 def softmax(x: np.ndarray) -> np.ndarray:

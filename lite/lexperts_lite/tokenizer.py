@@ -2,10 +2,9 @@
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from tokenizers import Tokenizer
+from typing import Any
 
 NO_LIMIT = int(1e30)  # model_max_length of a tokenizer without one
 INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
@@ -13,6 +12,10 @@ INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
 
 class FastTokenizer:
     """The tokenizer in a folder.
+
+    Args:
+        folder: with tokenizer.json and tokenizer_config.json.
+        read: opens a tokenizer.json, given its path; by default `tokenizers.Tokenizer.from_file`.
 
     Raises:
         FileNotFoundError: if the folder has no tokenizer.
@@ -22,12 +25,16 @@ class FastTokenizer:
     is_fast = True
     truncation_side = "right"
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, read: Callable[[str], Any] | None = None):
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if not (folder / name).exists():
                 raise FileNotFoundError(f"{folder} has no {name}. Export the model again, with its tokenizer.")
+        if read is None:
+            from tokenizers import Tokenizer
+
+            read = Tokenizer.from_file
         try:
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self._tokenizer = read(str(folder / "tokenizer.json"))
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         except Exception as error:  # the library has no error class of its own
             raise ValueError(f"The tokenizer in {folder} cannot be read: {error}. Export the model again.") from error

@@ -10,10 +10,8 @@ import pytest
 from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
-from keyphrase_tools.export import export_model
 
 ROOT = Path(__file__).resolve().parents[2]
-LITE = ROOT / "lite"
 TEXTS = [
     *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks" / "forty_texts").glob("*_1.txt"))),
     "", "   ", "a", "graph cuts " * 300, "[SEP] of [MASK] networks", "\ud800 alone", "日本語のテキスト", "C++ and .NET in R&D", "x" * 3000,
@@ -24,46 +22,6 @@ OPTIONS = [
     {"candidates": ["graph cuts", "networks"]}, {"on_long": "truncate"}, {"language": None}, {"max_length": 32, "overlap": 4},
 ]  # fmt: skip
 BLOCKED = "import sys; sys.modules.update(torch=None, transformers=None, lexperts=None, keyphrase_tools=None, run_tools=None, scipy=None)\n"  # scipy, which nltk imports where it is there, asks for torch
-
-
-@pytest.fixture(scope="session")
-def lite(tmp_path_factory):
-    """The installed package."""
-    folder = tmp_path_factory.mktemp("lite")
-    build = ["build", "--build-base", folder / "base", "--build-lib", folder / "lib"]
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, *build]
-    subprocess.run(list(map(str, command)), cwd=LITE, check=True, capture_output=True)
-    return folder / "lib"
-
-
-@pytest.fixture(scope="session")
-def exported(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    """A tiny model with styles, rankers and word classes, as an ONNX graph."""
-    from keyphrase_tools.phrase_features import NAMES_WITH_SHAPE
-
-    model = tiny_seke("bert", styles=["phrases", "tags"])
-    model.classifier.weight.data *= 30
-    ranker = dict.fromkeys(NAMES_WITH_SHAPE, 0.0) | {
-        "bias": -1.0,
-        "gold": 1.0,
-        "span": 0.7,
-        "mentions": 0.5,
-        "noun_phrase": 0.2,
-    }
-    model.config.keyphrase_ranker = ranker
-    model.config.style_rankers = {"tags": model.config.keyphrase_ranker | {"one_word": 1.0}}
-    model.config.keyphrase_temperature = 1.3
-    size = model.config.hidden_size
-    model.config.keyphrase_word_classes = {
-        name: [(7 * i * (k + 2) % 11 - 5) / 10 for i in range(size + 1)]
-        for k, name in enumerate(("other", "modifier", "noun"))
-    }
-    folder = tmp_path_factory.mktemp("exported")
-    for part in (model, tiny_tokenizer):
-        part.save_pretrained(folder / "model")
-    export_model(str(folder / "model"), folder / "onnx")
-    export_model(str(folder / "model"), folder / "int8", precision="int8", max_loss=None)
-    return folder / "onnx"
 
 
 def run(lite, code, *arguments, blocked=True):
@@ -212,7 +170,7 @@ def test_the_model_of_the_package_is_that_of_the_small_model(lite):
     from keyphrase_tools.default_model import find_packaged
     from run_tools.fingerprints import hash_weights
 
-    graph, tiny = LITE / "lexperts_lite" / "model", find_packaged("tiny")
+    graph, tiny = ROOT / "lite" / "lexperts_lite" / "model", find_packaged("tiny")
     assert sum(file.stat().st_size for file in graph.rglob("*") if file.is_file()) < 12e6
     assert sum(file.stat().st_size for file in Path(tiny).glob("*.safetensors")) < 12e6
     extract = pipeline("keyphrase-extraction", model=tiny, device="cpu")

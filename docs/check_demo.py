@@ -1,0 +1,118 @@
+"""Compares the keyphrases of the demo in Chromium with those of lexperts-lite in Python, and times and photographs the page.
+
+    make demo-check
+    python docs/check_demo.py --screenshots FOLDER --output demo.json    # after make docs
+
+Needs the packages playwright and lexperts-lite, and chromium (`--chromium` names its program). Ends with exit status 1 if a keyphrase,
+its place or its score differs, or if the page loads anything from another server.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from check_accessibility import FLAGS, SITE, serve
+from lexperts_lite import KeyphraseExtractor
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+CLOSE = 0.01  # of scores: onnxruntime-web adds in another order, and then rounds some activations to another int8 value
+ODD = [
+    "", "   ", "a", "graph cuts " * 400, "[SEP] of [MASK] networks", "日本語のテキスト", "C++ and .NET in R&D", "x" * 3000,
+    "naïve café ﬁnancial — “quotes” 😀 résumé", "Σας ΟΔΟΣ İstanbul", "\x00NUL\u200b and soft\u00adware", "<p>HTML</p> at https://example.org/a",
+]  # fmt: skip
+OPTIONS = [{}, {"style": "tags"}, {"style": "phrases", "top_k": 5}]
+VIEWS = {"wide": (1280, 900), "narrow": (390, 844)}
+EXTRACT = """async ([text, options]) => {
+    const { extractor } = await import(new URL('demo/demo.js', location.href));
+    return extractor.extract(text, options);
+}"""
+
+
+def texts() -> list[str]:
+    """At least fifty texts."""
+    found = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks" / "forty_texts").glob("*.txt"))]
+    return [*found, *ODD]
+
+
+def places(phrases: list[dict]) -> list[tuple]:
+    """What must be equal."""
+    return [(p["keyphrase"], p["start"], p["end"], [(m["start"], m["end"]) for m in p["mentions"]]) for p in phrases]
+
+
+def compare(page) -> dict:
+    """The differences between the page and Python, and the time of a text."""
+    extract, differ, count, largest, milliseconds = KeyphraseExtractor(), [], 0, 0.0, []
+    for text in texts():
+        for options in OPTIONS:
+            expected = extract(text, **options)
+            found = page.evaluate(EXTRACT, [text, options])
+            milliseconds.append(1000 * found["seconds"])
+            count += len(expected)
+            if places(found["phrases"]) != places(expected):
+                differ.append({"text": text[:60], **options})
+                continue
+            pairs = zip(found["phrases"], expected, strict=True)
+            largest = max([largest, *(abs(a["score"] - b["score"]) for a, b in pairs)])
+    return {
+        "texts": len(texts()), "calls": len(milliseconds), "keyphrases": count, "calls_that_differ": differ,
+        "largest_difference_of_scores": largest, "median_ms": statistics.median(milliseconds[-60:]),
+    }  # fmt: skip
+
+
+def open_page(browser, base: str, view: tuple[int, int], requests: list[str]):
+    """The first page of the site, with all that it loads added to `requests`."""
+    context = browser.new_context(viewport=dict(zip(("width", "height"), view, strict=True)))
+    context.on("request", lambda request: requests.append(request.url))
+    page = context.new_page()
+    page.goto(base)
+    page.wait_for_selector(".kd-list li")
+    return page
+
+
+def first_answer(page) -> float:
+    """Seconds from the click to the answer, in a page that has loaded nothing yet."""
+    start = time.perf_counter()
+    page.click(".keyphrase-demo button")
+    page.wait_for_selector(".keyphrase-demo button:enabled", timeout=120_000)
+    return time.perf_counter() - start
+
+
+def main() -> int:
+    """Runs the check."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--site", type=Path, default=SITE, help="the built site")
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--screenshots", type=Path, help="folder for screenshots")
+    parser.add_argument("--output", type=Path, help="JSON file for the results")
+    args = parser.parse_args()
+    base, requests, results = serve(args.site), [], {}
+    with sync_playwright() as playwright:
+        for name, view in VIEWS.items():
+            browser = playwright.chromium.launch(executable_path=args.chromium, args=FLAGS)  # a new one has no cache
+            page = open_page(browser, base, view, requests)
+            results[f"first_answer_{name}_s"] = first_answer(page)
+            results[f"status_{name}"] = page.inner_text(".kd-status")
+            if args.screenshots:
+                page.screenshot(path=args.screenshots / f"demo_{name}.png")
+            if name == "wide":
+                results |= compare(page)
+            browser.close()
+    foreign = sorted({url for url in requests if not url.startswith((base, "data:", "blob:"))})
+    results |= {
+        "requests": len(requests),
+        "files": sorted({url.removeprefix(base) for url in requests}),
+        "foreign": foreign,
+    }
+    print(json.dumps(results, indent=2))
+    if args.output:
+        args.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    failed = results["calls_that_differ"] or foreign or results["largest_difference_of_scores"] > CLOSE
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

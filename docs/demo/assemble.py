@@ -1,0 +1,142 @@
+"""Assembles what the keyphrase demo of the documentation runs on in `build/demo`: libraries from npm, lexperts-lite, and its model.
+
+    python docs/demo/assemble.py     # `make docs` runs it; needs Node.js and npm
+
+Python for browsers is Pyodide. Its own packages, numpy and regex, are not on npm: they come from Pyodide's server, or where that cannot
+be reached from a wheel on PyPI that contains them, and must have the hashes of Pyodide's lock file.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from pathlib import Path
+from urllib.parse import urljoin
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+BUILD = ROOT / "build" / "demo"
+LIBRARIES = (  # of node_modules
+    "@huggingface/tokenizers/dist/tokenizers.min.mjs", "onnxruntime-web/dist/ort.wasm.bundle.min.mjs",
+    "onnxruntime-web/dist/ort-wasm-simd-threaded.mjs", "onnxruntime-web/dist/ort-wasm-simd-threaded.wasm",
+    "pyodide/pyodide.mjs", "pyodide/pyodide.asm.mjs", "pyodide/pyodide.asm.wasm", "pyodide/python_stdlib.zip",
+)  # fmt: skip
+PACKAGES = ("numpy", "regex")
+SERVER = "https://cdn.jsdelivr.net/pyodide/v{version}/full/"
+INDEX, MIRROR = "https://pypi.org/simple/open-webui/", "open_webui-0.12.4-py3-none-any.whl"  # contains Pyodide 314.0.3
+STEMMER = ("redos.py", "termsec.py", "stem/api.py", "stem/porter.py")  # of nltk, whose import reads much more
+NOT_IN_BROWSERS = ("__main__.py", "model/")
+
+
+def from_server(name: str, version: str) -> bytes:
+    """A package from Pyodide's server."""
+    with urllib.request.urlopen(SERVER.format(version=version) + name, timeout=20) as response:
+        return response.read()
+
+
+def from_mirror(name: str) -> bytes:
+    """A package out of the wheel on PyPI, of which only this part is read."""
+    from remotezip import RemoteZip
+
+    with urllib.request.urlopen(INDEX, timeout=60) as response:
+        links = re.findall(r'href="([^"#]+)', response.read().decode())
+    with RemoteZip(urljoin(INDEX, next(link for link in links if link.endswith(MIRROR)))) as archive:
+        return archive.read(next(path for path in archive.namelist() if path.endswith(f"/{name}")))
+
+
+def fetch_packages(lock: dict, version: str, folder: Path) -> None:
+    """Writes Pyodide's packages to a folder that has them not yet.
+
+    Raises:
+        ValueError: if one is not that of the lock file.
+    """
+    for entry in (lock["packages"][name] for name in PACKAGES):
+        path = folder / entry["file_name"]
+        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]:
+            continue
+        try:
+            data = from_server(path.name, version)
+        except OSError:
+            data = from_mirror(path.name)
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise ValueError(f"{path.name} has not the hash of Pyodide's lock file.")
+        path.write_bytes(data)
+
+
+def write_modules(wheel: Path, lib: Path) -> None:
+    """Writes lexperts_lite.zip, the modules of a wheel of lexperts-lite with NLTK's stemmer, and the folder of its model."""
+    import nltk
+
+    nltk_folder = Path(nltk.__file__).parent
+    with (
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as target,
+    ):
+        for name in source.namelist():
+            package, _, path = name.partition("/")
+            if package == "lexperts_lite" and path.startswith("model/"):
+                (lib / "model").mkdir(exist_ok=True)
+                (lib / "model" / Path(path).name).write_bytes(source.read(name))
+            elif package == "lexperts_lite" and not path.startswith(NOT_IN_BROWSERS):
+                target.writestr(name, source.read(name))
+        for name in ("__init__.py", "stem/__init__.py"):
+            target.writestr(f"nltk/{name}", "")
+        for name in STEMMER:
+            target.writestr(f"nltk/{name}", (nltk_folder / name).read_bytes())
+
+
+def example() -> str:
+    """The demo's first text with its keyphrases, as JSON, which the page shows before anything is loaded."""
+    text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
+    code = "import json, sys; from lexperts_lite import extract_keyphrases; print(json.dumps(extract_keyphrases(sys.argv[1])))"
+    found = subprocess.run([sys.executable, "-c", code, text], check=True, capture_output=True, text=True)
+    return json.dumps({"text": text, "phrases": json.loads(found.stdout)}, ensure_ascii=False)
+
+
+def main() -> None:
+    """Assembles the folder, again each time but for what was downloaded."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, default=BUILD)
+    output = parser.parse_args().output
+    lib, npm = output / "lib", output.with_name("demo-npm")
+    lib.mkdir(parents=True, exist_ok=True)
+    npm.mkdir(exist_ok=True)
+    shutil.copyfile(HERE / "package.json", npm / "package.json")
+    subprocess.run(["npm", "install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=npm, check=True)
+    for name in LIBRARIES:
+        shutil.copyfile(npm / "node_modules" / name, lib / Path(name).name)
+    version = json.loads((npm / "package.json").read_text(encoding="utf-8"))["dependencies"]["pyodide"]
+    lock = json.loads((npm / "node_modules/pyodide/pyodide-lock.json").read_text(encoding="utf-8"))
+    fetch_packages(lock, version, lib)
+    wheels = [lock["packages"][name]["file_name"] for name in PACKAGES]
+    (lib / "wheels.json").write_text(json.dumps(wheels), encoding="utf-8")
+    (lib / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        build = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "-w",
+            folder,
+            ROOT / "lite",
+        ]
+        subprocess.run(list(map(str, build)), check=True)
+        write_modules(next(Path(folder).glob("*.whl")), lib)
+    subprocess.run(["node", HERE / "snapshot.mjs", npm / "node_modules", lib], check=True)
+    (output / "example.json").write_text(example(), encoding="utf-8")
+    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    print(f"{output}: {size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
