@@ -1,5 +1,6 @@
 """A small SEKE that imitates a large one: `train seke distill`."""
 
+import copy
 import json
 
 import numpy as np
@@ -9,8 +10,16 @@ from transformers import pipeline
 
 from keyphrase_tools.cards import build_card, read_record
 from keyphrase_tools.default_model import find_default_model
+from keyphrase_tools.export import export_model
 from lexperts.recipes.seke.arguments import ModelArguments
-from lexperts.recipes.seke.distill import UNLABELLED, DistillationTrainer, Teacher, new_student, principal_components
+from lexperts.recipes.seke.distill import (
+    UNLABELLED,
+    DistillationTrainer,
+    Teacher,
+    new_student,
+    open_graph_of,
+    principal_components,
+)
 from modeling_seke import SekeForTokenClassification
 from run_tools.errors import UserError
 from tests.recipes.test_seke import CORPUS, run_main
@@ -177,3 +186,30 @@ def test_options_of_a_student_need_a_teacher():
     args = ModelArguments(teacher="default", lora=False)
     assert args.teacher == find_default_model()
     assert (args.teacher_weight, args.student_hidden_size, args.student_layers) == (0.8, 128, 2)
+
+
+def test_the_export_of_the_teacher_answers(teacher, teacher_folder, tiny_tokenizer, tmp_path):
+    export_model(str(teacher_folder), tmp_path / "graph")
+    graph = open_graph_of(teacher, tiny_tokenizer, str(tmp_path / "graph"))
+    inputs = batch_of(teacher)
+    words = inputs.pop("labels") != -100
+    expected, found = (Teacher(model, torch.device("cpu"))(inputs, words) for model in (teacher, graph))
+    assert torch.allclose(found, expected, atol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder, model: model.classifier.weight.data.mul_(2), "is an export of another model than --teacher"),
+        (lambda folder, model: (folder / "onnx" / "model.onnx").unlink(), "cannot be opened"),
+        (lambda folder, model: (folder / "config.json").unlink(), "no"),
+    ],
+)
+def test_a_graph_that_is_not_the_teachers_is_an_error(
+    teacher, teacher_folder, tiny_tokenizer, tmp_path, spoil, message
+):
+    export_model(str(teacher_folder), tmp_path / "graph")
+    model = copy.deepcopy(teacher)
+    spoil(tmp_path / "graph", model)
+    with pytest.raises(UserError, match=f"--teacher-graph .*graph.*{message}"):
+        open_graph_of(model, tiny_tokenizer, str(tmp_path / "graph"))

@@ -25,6 +25,9 @@ class ModelArguments:
     teacher: str | None = option(
         None, "Hub id or folder of a SEKE model that a small new model imitates, or default", kind="model"
     )
+    teacher_graph: str | None = option(
+        None, "folder of its export, which then answers: in int8 three times as fast on a CPU", kind="folder"
+    )
     teacher_weight: float | None = option(
         None, "weight of the teacher's probabilities, where labels have the rest (default: 0.8)", above=0, most=1
     )
@@ -63,7 +66,7 @@ class ModelArguments:
 
     def check_teacher(self) -> None:
         """Fills in the defaults of the options of `--teacher`. Raises a `UserError` for them without it, or with what excludes it."""
-        student = {"teacher_weight": 0.8, "student_hidden_size": 128, "student_layers": 2}
+        student = {"teacher_graph": None, "teacher_weight": 0.8, "student_hidden_size": 128, "student_layers": 2}
         for name, default in student.items():
             if (value := getattr(self, name)) is not None and self.teacher is None:
                 raise UserError(

@@ -12,10 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import BertConfig
 
+from keyphrase_tools.exported_model import ExportedModel
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.rows import full_text
 from modeling_seke import SekeConfig, SekeForTokenClassification
 from run_tools.errors import UserError
+from run_tools.fingerprints import hash_weights
 from run_tools.jsonl import read_jsonl
 
 from ..common.training import RecipeTrainer
@@ -71,12 +73,27 @@ def new_student(teacher: SekeForTokenClassification, args: ModelArguments, optio
     return student
 
 
+def open_graph_of(teacher: SekeForTokenClassification, tokenizer, folder: str) -> ExportedModel:
+    """The exported teacher in a folder.
+
+    Raises:
+        UserError: if there is none, if it cannot be opened, or if it is an export of another model.
+    """
+    try:
+        graph = ExportedModel(folder).open(tokenizer=tokenizer)
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"--teacher-graph {folder}: {error}") from error
+    if graph.config.exported[str(graph.backend)]["weights"] != hash_weights(teacher):
+        raise UserError(f"--teacher-graph {folder} is an export of another model than --teacher. Export that one.")
+    return graph
+
+
 class Teacher:
     """The logits of a model at the first sub-tokens of words. Those of a row are kept, in float16, up to `LARGEST_CACHE` bytes, since
     a student reads a row several times.
     """
 
-    def __init__(self, model: SekeForTokenClassification, device: torch.device):
+    def __init__(self, model: SekeForTokenClassification | ExportedModel, device: torch.device):
         self.model = model.eval().requires_grad_(False).to(device)
         self.kept: dict[tuple, torch.Tensor] = {}
         self.room = LARGEST_CACHE
@@ -115,7 +132,7 @@ class DistillationTrainer(RecipeTrainer):
         weight: a.
     """
 
-    def __init__(self, *args, teacher: SekeForTokenClassification, weight: float, **kwargs):
+    def __init__(self, *args, teacher: SekeForTokenClassification | ExportedModel, weight: float, **kwargs):
         super().__init__(*args, **kwargs)
         self.teacher, self.weight = Teacher(teacher, self.args.device), weight
 

@@ -33,7 +33,7 @@ from ..common.run_folder import RunFolder, training_summary
 from ..common.training import RecipeTrainer, best_evaluation, train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
 from .data import Documents, describe_data, load_documents, parse_test_file
-from .distill import DistillationTrainer, add_unlabelled, new_student
+from .distill import DistillationTrainer, add_unlabelled, new_student, open_graph_of
 from .mixture import HideStyles, MixtureSampler, freeze_layers
 from .scoring import (
     SHOWN,
@@ -115,7 +115,9 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     with describe_load_errors(named_model(model_args), start):
         tokenizer = open_tokenizer(start)
         if model_args.teacher:
-            teacher = open_model(SekeForTokenClassification, start)
+            teacher = answers = open_model(SekeForTokenClassification, start)
+    if model_args.teacher_graph:
+        answers = open_graph_of(teacher, tokenizer, model_args.teacher_graph)
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipelines use the same windows
     language = read_language(data_args.language, model_args.start_from or model_args.teacher)
     labelling = {"rules": data_args.rules, "language": language}
@@ -154,7 +156,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, training_args:
     collator = HideStyles(DataCollatorForTokenClassification(tokenizer), data_args.style_dropout, kept)
     trainer_class, more = RecipeTrainer, {}
     if teacher is not None:
-        trainer_class, more = DistillationTrainer, {"teacher": teacher, "weight": model_args.teacher_weight}
+        trainer_class, more = DistillationTrainer, {"teacher": answers, "weight": model_args.teacher_weight}
     trainer = trainer_class(
         **trainer_options(model, training_args, splits, collator, tokenizer),
         compute_metrics=metrics,
