@@ -31,7 +31,6 @@ PACKAGES = ("numpy", "regex")
 SERVER = "https://cdn.jsdelivr.net/pyodide/v{version}/full/"
 INDEX, MIRROR = "https://pypi.org/simple/open-webui/", "open_webui-0.12.4-py3-none-any.whl"  # contains Pyodide 314.0.3
 STEMMER = ("redos.py", "termsec.py", "stem/api.py", "stem/porter.py")  # of nltk, whose import reads much more
-NOT_IN_BROWSERS = ("__main__.py", "model/")
 
 
 def from_server(name: str, version: str) -> bytes:
@@ -69,34 +68,52 @@ def fetch_packages(lock: dict, version: str, folder: Path) -> None:
         path.write_bytes(data)
 
 
-def write_modules(wheel: Path, lib: Path) -> None:
-    """Writes lexperts_lite.zip, the modules of a wheel of lexperts-lite with NLTK's stemmer, and the folder of its model."""
+def write_modules(package: Path, lib: Path) -> None:
+    """Writes lexperts_lite.zip, the modules of the built package with NLTK's stemmer, and the folder of its model."""
     import nltk
 
-    nltk_folder = Path(nltk.__file__).parent
-    with (
-        zipfile.ZipFile(wheel) as source,
-        zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as target,
-    ):
-        for name in source.namelist():
-            package, _, path = name.partition("/")
-            if package == "lexperts_lite" and path.startswith("model/"):
-                (lib / "model").mkdir(exist_ok=True)
-                (lib / "model" / Path(path).name).write_bytes(source.read(name))
-            elif package == "lexperts_lite" and not path.startswith(NOT_IN_BROWSERS):
-                target.writestr(name, source.read(name))
+    shutil.copytree(package / "model", lib / "model", dirs_exist_ok=True)
+    for graph in (lib / "model" / "onnx").iterdir():
+        shutil.move(graph, lib / "model" / graph.name)
+    (lib / "model" / "onnx").rmdir()
+    stemmer = Path(nltk.__file__).parent
+    with zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for module in sorted(package.glob("*.py")):
+            archive.write(module, f"lexperts_lite/{module.name}")
         for name in ("__init__.py", "stem/__init__.py"):
-            target.writestr(f"nltk/{name}", "")
+            archive.writestr(f"nltk/{name}", "")
         for name in STEMMER:
-            target.writestr(f"nltk/{name}", (nltk_folder / name).read_bytes())
+            archive.write(stemmer / name, f"nltk/{name}")
 
 
-def example() -> str:
-    """The demo's first text with its keyphrases, as JSON, which the page shows before anything is loaded."""
+def build_package(folder: str) -> Path:
+    """Builds lexperts-lite in a folder, without what an earlier build has left; returns the package."""
+    build = ["build", "--build-base", f"{folder}/base", "--build-lib", f"{folder}/lib"]
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, *build]
+    subprocess.run(command, cwd=ROOT / "lite", check=True, stdout=subprocess.DEVNULL)
+    return Path(folder) / "lib" / "lexperts_lite"
+
+
+def example(size: int) -> str:
+    """The demo's first text with its keyphrases, as JSON, which the page shows before it loads `size` bytes."""
     text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
     code = "import json, sys; from lexperts_lite import extract_keyphrases; print(json.dumps(extract_keyphrases(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", code, text], check=True, capture_output=True, text=True)
-    return json.dumps({"text": text, "phrases": json.loads(found.stdout)}, ensure_ascii=False)
+    return json.dumps({"text": text, "phrases": json.loads(found.stdout), "bytes": size}, ensure_ascii=False)
+
+
+def install_libraries(npm: Path, lib: Path) -> None:
+    """Installs the libraries from npm, and copies what the page loads of them, Pyodide's packages, and their names."""
+    npm.mkdir(exist_ok=True)
+    shutil.copyfile(HERE / "package.json", npm / "package.json")
+    subprocess.run(["npm", "install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=npm, check=True)
+    for name in LIBRARIES:
+        shutil.copyfile(npm / "node_modules" / name, lib / Path(name).name)
+    lock = json.loads((npm / "node_modules/pyodide/pyodide-lock.json").read_text(encoding="utf-8"))
+    version = json.loads((npm / "package.json").read_text(encoding="utf-8"))["dependencies"]["pyodide"]
+    fetch_packages(lock, version, lib)
+    (lib / "wheels.json").write_text(json.dumps([lock["packages"][name]["file_name"] for name in PACKAGES]))
+    (lib / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}))
 
 
 def main() -> None:
@@ -106,35 +123,12 @@ def main() -> None:
     output = parser.parse_args().output
     lib, npm = output / "lib", output.with_name("demo-npm")
     lib.mkdir(parents=True, exist_ok=True)
-    npm.mkdir(exist_ok=True)
-    shutil.copyfile(HERE / "package.json", npm / "package.json")
-    subprocess.run(["npm", "install", "--silent", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=npm, check=True)
-    for name in LIBRARIES:
-        shutil.copyfile(npm / "node_modules" / name, lib / Path(name).name)
-    version = json.loads((npm / "package.json").read_text(encoding="utf-8"))["dependencies"]["pyodide"]
-    lock = json.loads((npm / "node_modules/pyodide/pyodide-lock.json").read_text(encoding="utf-8"))
-    fetch_packages(lock, version, lib)
-    wheels = [lock["packages"][name]["file_name"] for name in PACKAGES]
-    (lib / "wheels.json").write_text(json.dumps(wheels), encoding="utf-8")
-    (lib / "pyodide-lock.json").write_text(json.dumps(lock | {"packages": {}}), encoding="utf-8")
+    install_libraries(npm, lib)
     with tempfile.TemporaryDirectory() as folder:
-        build = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
-            folder,
-            ROOT / "lite",
-        ]
-        subprocess.run(list(map(str, build)), check=True)
-        write_modules(next(Path(folder).glob("*.whl")), lib)
+        write_modules(build_package(folder), lib)
     subprocess.run(["node", HERE / "snapshot.mjs", npm / "node_modules", lib], check=True)
-    (output / "example.json").write_text(example(), encoding="utf-8")
-    size = sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in lib.rglob("*") if path.is_file())
+    (output / "example.json").write_text(example(size), encoding="utf-8")
     print(f"{output}: {size / 1e6:.1f} MB")
 
 

@@ -88,7 +88,7 @@ function fill(root) {
   fetch(new URL("example.json", HERE)).then((response) => response.json()).then((example) => {
     text.value = example.text;
     show(example.text, example.phrases);
-    status.textContent = "Runs in this page: no server, your text stays here. The first click loads 37 MB (17 MB compressed), later ones nothing.";
+    status.textContent = `Runs in this page: no server reads your text. The first click loads ${Math.round(example.bytes / 1e6)} MB, later ones nothing.`;
   });
 
   let first = true;
