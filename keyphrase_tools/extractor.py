@@ -8,7 +8,8 @@ from pathlib import Path
 from run_tools.corpus.documents import check_document
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import describe_model
-from run_tools.processes import MemoryRelease, prepare_process
+from run_tools.memory import MemoryRelease
+from run_tools.processes import prepare_process
 
 from .call_options import check_batch_size, check_call_options
 from .default_model import locate_model

@@ -171,28 +171,38 @@ def list_options(cls: Any, about: Mapping[str, Mapping] = types.MappingProxyType
     return options
 
 
-class Parser(argparse.ArgumentParser):
-    """The parser of a command's options. It leaves defaults to the dataclasses, and its errors are `UserError`s."""
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are `UserError`s."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a `UserError`: "argument --best-of: '0' must be ..." becomes "--best-of '0' must be ..."."""
+        message = re.sub("^argument (--[^:]+):(?= ')", r"\1", message).removeprefix("argument ")
+        raise UserError(f"{message}{'' if message.endswith(('.', '?')) else '.'} --help lists all options.")
+
+    def add_options(self, options: Iterable[Option], title: str = "Options") -> None:
+        """Adds options, in a group with a title. Those that are not given are not among the values."""
+        group, hidden = self.add_argument_group(title), argparse.SUPPRESS
+        for one in options:
+            nargs = ("*" if one.empty else "+") if one.is_list else "?" if one.is_switch else None
+            group.add_argument(
+                one.flag, dest=one.name, nargs=nargs, const=one.is_switch or None, type=one.convert, default=hidden,
+                metavar=one.metavar, help=one.describe().replace("%", "%%"),
+            )  # fmt: skip
+            if one.default is True:
+                group.add_argument(
+                    f"--no-{one.flag[2:]}", dest=one.name, action="store_false", default=hidden, help=hidden
+                )
+
+
+class Parser(OneLineParser):
+    """The parser of a command's options. It leaves defaults to the dataclasses."""
 
     def __init__(self, options: Iterable[Option], **texts: str | None):
         width = min(120, shutil.get_terminal_size((120, 24)).columns)
         style = partial(argparse.RawDescriptionHelpFormatter, max_help_position=36, width=width)
         super().__init__(add_help=False, allow_abbrev=False, formatter_class=style, **texts)  # type: ignore[arg-type]
         self.options = {one.name: one for one in options}
-        group, hidden = self.add_argument_group("Options"), argparse.SUPPRESS
-        for name, one in self.options.items():
-            nargs = ("*" if one.empty else "+") if one.is_list else "?" if one.is_switch else None
-            group.add_argument(
-                one.flag, dest=name, nargs=nargs, const=one.is_switch or None, type=one.convert, default=hidden,
-                metavar=one.metavar, help=one.describe().replace("%", "%%"),
-            )  # fmt: skip
-            if one.default is True:
-                group.add_argument(f"--no-{one.flag[2:]}", dest=name, action="store_false", default=hidden, help=hidden)
-
-    def error(self, message: str) -> NoReturn:
-        """Raises a `UserError`: "argument --best-of: '0' must be ..." becomes "--best-of '0' must be ..."."""
-        message = re.sub("^argument (--[^:]+):(?= ')", r"\1", message).removeprefix("argument ")
-        raise UserError(f"{message}{'' if message.endswith(('.', '?')) else '.'} --help lists all options.")
+        self.add_options(self.options.values())
 
     def read_settings(self, settings: Mapping, where: str = "") -> dict[str, Any]:
         """The values of the entries of a YAML file; those that are `null` are left out. Raises a `UserError` for an unknown

@@ -1,13 +1,10 @@
-"""What processes that read many documents have in common: threads, and bounded memory."""
+"""What processes that run PyTorch on many documents have in common: threads, and a bounded cache."""
 
-import ctypes
 import os
 import sys
-import time
 from contextlib import suppress
 
 PRIMITIVES = "64"
-INTERVAL = 5.0  # seconds
 
 
 def prepare_process(num_threads: int | None = None) -> None:
@@ -21,29 +18,6 @@ def prepare_process(num_threads: int | None = None) -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
     if threads := num_threads or assigned_cores():
         torch.set_num_threads(threads)
-
-
-class MemoryRelease:
-    """Calls `release_memory` if `INTERVAL` has passed since the last call, or since the object was made."""
-
-    def __init__(self):
-        self.last = time.monotonic()
-
-    def __call__(self) -> None:
-        """To be called after each batch."""
-        if time.monotonic() - self.last >= INTERVAL:
-            release_memory()
-            self.last = time.monotonic()
-
-
-def release_memory() -> None:
-    """Returns the free memory of the C heap to the system, in 20 to 90 ms; does nothing where the C library is not glibc.
-
-    Batches of all lengths leave a fragmented heap, most of which is free: 640 of 850 MB after 1,000 abstracts.
-    """
-    if sys.platform == "linux":
-        with suppress(AttributeError, OSError):
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def assigned_cores() -> int | None:

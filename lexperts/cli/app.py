@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from run_tools.servers import check_host
+
 from .common import Debug, Device, Model, TrustRemoteCode, user_errors
 from .corpus_options import check_local
-from .serve import check_host
 
 
 def app(

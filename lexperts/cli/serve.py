@@ -1,17 +1,19 @@
 """`lexperts keyphrases serve`: an HTTP server with a keyphrase model."""
 
-import socket
-from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from run_tools.errors import short_repr
+from run_tools.servers import SERVER_OPTIONS, KeyphraseServer, bind, run_server
 
 from .common import Debug, Device, Dtype, TrustRemoteCode, user_errors
 from .corpus_options import check_local
 
-KEEP_ALIVE = 75  # seconds; longer than the longest Retry-After, and than load balancers keep idle connections
+
+def about(name: str) -> Any:
+    """The limits and the help of an option that the server of lexperts-lite has, too."""
+    one = SERVER_OPTIONS[name]
+    return typer.Option(min=one.limits.least, max=one.limits.most, help=f"{one.help[0].upper()}{one.help[1:]}.")
 
 
 def serve(
@@ -21,18 +23,14 @@ def serve(
             metavar="MODEL", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")] = 8000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Documents per batch.")] = 16,
-    max_wait_ms: Annotated[float, typer.Option(min=0, help="How long an idle server waits to fill a batch.")] = 5,
-    max_queue: Annotated[
-        int, typer.Option(min=1, help="Documents that may wait; requests beyond that get status 503.")
-    ] = 128,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of sub-tokens in a request.")] = 50_000,
-    max_candidates: Annotated[
-        int, typer.Option(min=1, help="Maximum of a request's candidates, with synonyms, times its documents.")
-    ] = 20_000,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Maximum size of a request.")] = 1_000_000,
+    host: Annotated[str, about("host")] = KeyphraseServer.host,
+    port: Annotated[int, about("port")] = KeyphraseServer.port,
+    batch_size: Annotated[int, about("batch_size")] = KeyphraseServer.batch_size,
+    max_wait_ms: Annotated[float, about("max_wait_ms")] = KeyphraseServer.max_wait_ms,
+    max_queue: Annotated[int, about("max_queue")] = KeyphraseServer.max_queue,
+    max_tokens: Annotated[int, about("max_tokens")] = KeyphraseServer.max_tokens,
+    max_candidates: Annotated[int, about("max_candidates")] = KeyphraseServer.max_candidates,
+    max_body_bytes: Annotated[int, about("max_body_bytes")] = KeyphraseServer.max_body_bytes,
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
     dtype: Dtype = "float32",
@@ -58,47 +56,3 @@ def serve(
         limits |= {"batch_size": batch_size, "max_wait_ms": max_wait_ms, "max_body_bytes": max_body_bytes}
         app = create_app(extract, **limits)
         run_server(app, listener)
-
-
-def check_host(option: str, host: str, port: int = 0) -> tuple:
-    """Family, kind, protocol and address of a host's socket. Raises an `OSError` for an unknown host."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise OSError(
-            f"{option} {short_repr(host)} is not known ({error}). Use 127.0.0.1, or 0.0.0.0 for all."
-        ) from error
-    return family, kind, protocol, address
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound but does not listen yet, so that clients are refused until the model is loaded. Raises an
-    `OSError` if the address is not available.
-    """
-    family, kind, protocol, address = check_host("--host", host, port)
-    try:
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        raise OSError(
-            f"--host {host} --port {port} is not available: {error.strerror}. Use another port, or 0 for any."
-        ) from error
-    return listener
-
-
-def run_server(app, listener: socket.socket) -> None:
-    """Serves an app until SIGTERM or SIGINT, and then finishes what it has accepted."""
-    import uvicorn
-
-    from .connections import BACKLOG, PunctualProtocol, connection_limit
-
-    PunctualProtocol.max_connections = connection_limit()
-    host, port = listener.getsockname()[:2]
-    print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}, documentation at /docs", flush=True)
-    config = uvicorn.Config(
-        app, loop="asyncio", http=PunctualProtocol, ws="none", access_log=False, server_header=False, backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE,
-    )  # fmt: skip
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from ..processes import release_memory
+from ..memory import release_memory
 from ..settings import find_changes
 from ..versions import __version__
 from .documents import Block

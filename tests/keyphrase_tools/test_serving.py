@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 from keyphrase_tools import serving
 from keyphrase_tools.batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
 from keyphrase_tools.serving import create_app
-from lexperts.cli import connections
 from lexperts.cli.keyphrases import app as command
+from run_tools import connections
 
 from .known_answers import assert_same, random_text
 from .servers import JSON, ROOT, malformed_requests, metric, start_server

@@ -1,4 +1,4 @@
-"""The connections of `lexperts keyphrases serve`: clients that send nothing, or do not read, make room for others."""
+"""The connections of a server: clients that send nothing, or do not read, make room for others."""
 
 import asyncio
 import os
