@@ -1,10 +1,12 @@
-"""Builds the wheel: adds the modules of keyphrase_tools that the runtime imports, as they are.
+"""Builds the wheel: adds the modules of Lexperts that the runtime imports, those of `run_tools` as a package inside.
 
 pip wheel --no-deps ./lite
 """
 
 import ast
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from setuptools import setup
@@ -12,33 +14,47 @@ from setuptools.command.build_py import build_py
 
 PACKAGE = "lexperts_lite"
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE.parent / "keyphrase_tools"
+ROOT = HERE.parent
+FLOOR = "run_tools"
 
 
-def shared_modules() -> list[Path]:
-    """The files of keyphrase_tools that the package imports, directly or through each other."""
+def imports_of(path: Path) -> Iterator[str]:
+    """What a module imports from, such as "run_tools.errors"; the package's own modules stand beside those of `keyphrase_tools`."""
+    package = FLOOR if path.parent.name == FLOOR else "keyphrase_tools"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield f"{package}.{node.module}" if node.level == 1 else node.module
+
+
+def shared_modules() -> dict[str, Path]:
+    """The files of Lexperts that the package imports, directly or through each other, by their places in it."""
     found: dict[str, Path] = {}
-    pending = sorted((HERE / PACKAGE).glob("*.py"))
+    own = sorted((HERE / PACKAGE).glob("*.py"))
+    pending = own.copy()
     while pending:
-        for node in ast.walk(ast.parse(pending.pop().read_text(encoding="utf-8"))):
-            name = node.module if isinstance(node, ast.ImportFrom) and node.level == 1 else None
-            path = SOURCE / f"{name}.py"
-            if name and name not in found and path.exists() and not (HERE / PACKAGE / f"{name}.py").exists():
-                found[name] = path
+        for name in imports_of(pending.pop()):
+            path = ROOT / f"{name.replace('.', '/')}.py"
+            place = f"{name.removeprefix('keyphrase_tools.').replace('.', '/')}.py"
+            is_shared = name.startswith(("keyphrase_tools.", f"{FLOOR}.")) and path.exists()
+            if is_shared and place not in found and HERE / PACKAGE / place not in own:
+                found[place] = path
                 pending.append(path)
-    return sorted(found.values())
+    return found | {f"{FLOOR}/__init__.py": ROOT / FLOOR / "__init__.py"}
 
 
 class BuildWithModules(build_py):
     """Adds the shared modules to the package that is built."""
 
     def run(self):
-        """Builds the package, then copies the modules."""
+        """Builds the package, copies the modules, and lets all of them find `run_tools` inside."""
         super().run()
         folder = Path(self.build_lib) / PACKAGE
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in shared_modules():
-            shutil.copyfile(path, folder / path.name)
+        (folder / FLOOR).mkdir(parents=True, exist_ok=True)
+        for place, path in shared_modules().items():
+            shutil.copyfile(path, folder / place)
+        for path in folder.glob("*.py"):
+            code = path.read_text(encoding="utf-8")
+            path.write_text(re.sub(rf"^( *from ){FLOOR}\.", rf"\1.{FLOOR}.", code, flags=re.M), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,13 @@ class FastTokenizer:
         self.pad_token_id = self._tokenizer.token_to_id(padding["content"] if isinstance(padding, dict) else padding)
         self.pad_token_type_id = config.get("pad_token_type_id") or 0
 
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"_lock": None}
+
+    def __setstate__(self, state: dict) -> None:
+        """Of a copy, which has a lock of its own, so that the two do not wait for each other."""
+        self.__dict__.update(state, _lock=threading.Lock())
+
     def num_special_tokens_to_add(self) -> int:
         """The number of special tokens of one text."""
         return self._tokenizer.num_special_tokens_to_add(False)
