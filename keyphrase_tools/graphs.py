@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Graphs of ONNX and OpenVINO: their files, and functions that run them on numpy arrays."""
 
+import os
 import platform
 import threading
 import warnings
@@ -76,6 +77,7 @@ def open_onnx(path: Path, threads: int, precision: str):
     An int8 graph reads one row at a time, without its padding: onnxruntime chooses the range of activations for all that it reads at
     once, and a text would not have the same answer alone and in a batch.
     """
+    keep_statistics_here()
     try:
         import onnxruntime
     except ImportError as error:
@@ -89,6 +91,13 @@ def open_onnx(path: Path, threads: int, precision: str):
         return (*session.run(names, values), None)[:2]
 
     return (one_by_one(run) if precision == "int8" else run), [value.name for value in session.get_inputs()]
+
+
+def keep_statistics_here() -> None:
+    """To be called before onnxruntime is imported: from 1.29 on, it sends statistics of its use to Microsoft unless this variable is
+    set. Its function `disable_telemetry_events` does not stop that. A value that is set already stays.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def one_by_one(run: Callable[[dict[str, np.ndarray], bool], tuple]):
