@@ -19,7 +19,7 @@ FLOOR = "run_tools"
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """What a module imports from, such as "run_tools.errors"; the package's own modules stand beside those of `keyphrase_tools`."""
+    """What a module imports from, such as "run_tools.errors". The package has the modules of `keyphrase_tools` at its top."""
     package = FLOOR if path.parent.name == FLOOR else "keyphrase_tools"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:

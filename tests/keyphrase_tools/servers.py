@@ -1,4 +1,4 @@
-"""A real server for tests: the process of `lexperts keyphrases serve`, and malformed requests to send to it."""
+"""A real server for tests: a process that serves keyphrases, and malformed requests to send to it."""
 
 import json
 import os
@@ -56,13 +56,19 @@ def is_ready(url: str) -> bool:
         return False
 
 
-@contextmanager
 def start_server(model: str, log: Path, *options):
     """Runs `lexperts keyphrases serve MODEL` on a free port until the block ends."""
-    words = [sys.executable, "-m", "lexperts", "keyphrases", "serve", model, "--port", "0", *map(str, options)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return start_process(log, ROOT, "-m", "lexperts", "keyphrases", "serve", model, "--port", "0", *options)
+
+
+@contextmanager
+def start_process(log: Path, path: Path, *words):
+    """Runs Python with these words and modules of `path`, as a server until the block ends."""
+    environment = os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}
     with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(
+            [sys.executable, *map(str, words)], stdout=file, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         yield Server(process, log)
     finally:

@@ -1,14 +1,14 @@
-"""The built package, and a small exported model."""
+"""The installed package, and a tiny model as a graph."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+import keyphrase_tools  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.export import export_model
 
-LITE = Path(__file__).resolve().parents[2] / "lite"
+from .processes import LITE
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +22,8 @@ def lite(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def exported(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    """A tiny model with styles, rankers and word classes, as an ONNX graph."""
+def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
+    """A folder whose `model` is a tiny model with styles, rankers and word classes."""
     from keyphrase_tools.phrase_features import NAMES_WITH_SHAPE
 
     model = tiny_seke("bert", styles=["phrases", "tags"])
@@ -46,6 +46,18 @@ def exported(tiny_seke, tiny_tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
     for part in (model, tiny_tokenizer):
         part.save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(folder):
+    """The model as an ONNX graph."""
     export_model(str(folder / "model"), folder / "onnx")
-    export_model(str(folder / "model"), folder / "int8", precision="int8", max_loss=None)
     return folder / "onnx"
+
+
+@pytest.fixture(scope="session")
+def exported_int8(folder):
+    """The model as an ONNX graph in int8."""
+    export_model(str(folder / "model"), folder / "int8", precision="int8", max_loss=None)
+    return folder / "int8"

@@ -85,9 +85,9 @@ def page_tokenizer(folder):
     return encode
 
 
-@pytest.mark.parametrize("precision", ["onnx", "int8"])
-def test_the_answers_are_those_of_the_package(browser, exported, precision):
-    folder = exported.parent / precision
+@pytest.mark.parametrize("graph", ["exported", "exported_int8"])
+def test_the_answers_are_those_of_the_package(browser, graph, request):
+    folder = request.getfixturevalue(graph)
     plain = importlib.import_module("lexperts_lite").KeyphraseExtractor(folder)
     page = browser.BrowserExtractor(str(folder), page_tokenizer(folder), plain._inputs)
     found = 0

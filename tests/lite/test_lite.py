@@ -11,7 +11,8 @@ from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 
-ROOT = Path(__file__).resolve().parents[2]
+from .processes import LITE, ROOT, run
+
 TEXTS = [
     *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks" / "forty_texts").glob("*_1.txt"))),
     "", "   ", "a", "graph cuts " * 300, "[SEP] of [MASK] networks", "\ud800 alone", "日本語のテキスト", "C++ and .NET in R&D", "x" * 3000,
@@ -21,14 +22,6 @@ OPTIONS = [
     {}, {"style": "tags"}, {"top_k": None, "min_score": 0.0}, {"diversity": 0.5}, {"threshold": 0.3}, {"nested": False},
     {"candidates": ["graph cuts", "networks"]}, {"on_long": "truncate"}, {"language": None}, {"max_length": 32, "overlap": 4},
 ]  # fmt: skip
-BLOCKED = "import sys; sys.modules.update(torch=None, transformers=None, lexperts=None, keyphrase_tools=None, run_tools=None, scipy=None)\n"  # scipy, which nltk imports where it is there, asks for torch
-
-
-def run(lite, code, *arguments, blocked=True):
-    """Runs code in a process that has the package, and neither PyTorch nor transformers."""
-    environment = {**os.environ, "PYTHONPATH": str(lite)}
-    command = [sys.executable, "-c", (BLOCKED if blocked else "") + code, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def places(phrases):
@@ -39,9 +32,9 @@ def scores(phrases):
     return [p["score"] for p in phrases] + [m["score"] for p in phrases for m in p["mentions"]]
 
 
-@pytest.mark.parametrize("precision", ["onnx", "int8"])
-def test_answers_are_those_of_the_pipeline(lite, exported, tmp_path, precision):
-    exported = exported.parent / precision
+@pytest.mark.parametrize("graph", ["exported", "exported_int8"])
+def test_answers_are_those_of_the_pipeline(lite, graph, tmp_path, request):
+    exported = request.getfixturevalue(graph)
     code = (
         "import json; from lexperts_lite import KeyphraseExtractor\n"
         "texts, options = json.load(open(sys.argv[2])); extract = KeyphraseExtractor(sys.argv[1])\n"
@@ -170,7 +163,7 @@ def test_the_model_of_the_package_is_that_of_the_small_model(lite):
     from keyphrase_tools.default_model import find_packaged
     from run_tools.fingerprints import hash_weights
 
-    graph, tiny = ROOT / "lite" / "lexperts_lite" / "model", find_packaged("tiny")
+    graph, tiny = LITE / "lexperts_lite" / "model", find_packaged("tiny")
     assert sum(file.stat().st_size for file in graph.rglob("*") if file.is_file()) < 12e6
     assert sum(file.stat().st_size for file in Path(tiny).glob("*.safetensors")) < 12e6
     extract = pipeline("keyphrase-extraction", model=tiny, device="cpu")
@@ -185,3 +178,18 @@ def test_the_model_of_the_package_is_that_of_the_small_model(lite):
     assert any("tidal" in phrase["keyphrase"].lower() for phrase in answer)
     in_float32 = {phrase["keyphrase"] for phrase in extract(text)}
     assert len({phrase["keyphrase"] for phrase in answer} & in_float32) >= 3
+
+
+def test_onnxruntime_sends_no_statistics(lite, exported):
+    """It decides when it is imported, from the variable of the environment."""
+    code = (
+        "import os\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'onnxruntime':\n"
+        "            print(os.environ.get('ORT_DISABLE_TELEMETRY'))\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from lexperts_lite import KeyphraseExtractor; KeyphraseExtractor(sys.argv[1])"
+    )
+    done = run(lite, code, exported)
+    assert done.stdout == "1\n", done.stdout + done.stderr[-2000:]
