@@ -24,7 +24,7 @@ from run_tools.model_loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
 from .exported_model import ExportedModel
-from .graphs import BACKENDS, graph_file, keep_statistics_here
+from .graphs import BACKENDS, graph_file, disable_telemetry
 from .token_classifiers import length_limit
 
 PRECISIONS = ("fp32", "int8")
@@ -266,7 +266,7 @@ def copy_onnx(plain: Path, graph: Path, precision: str, inputs: Callable) -> Non
 
 def quantise_onnx(plain: Path, graph: Path, precision: str, inputs: Callable) -> None:
     """int8 weights, one scale per column, and activations that are quantised as they come (onnxruntime's dynamic quantiser)."""
-    keep_statistics_here()
+    disable_telemetry()
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 

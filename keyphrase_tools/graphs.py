@@ -77,7 +77,7 @@ def open_onnx(path: Path, threads: int, precision: str):
     An int8 graph reads one row at a time, without its padding: onnxruntime chooses the range of activations for all that it reads at
     once, and a text would not have the same answer alone and in a batch.
     """
-    keep_statistics_here()
+    disable_telemetry()
     try:
         import onnxruntime
     except ImportError as error:
@@ -93,7 +93,7 @@ def open_onnx(path: Path, threads: int, precision: str):
     return (one_by_one(run) if precision == "int8" else run), [value.name for value in session.get_inputs()]
 
 
-def keep_statistics_here() -> None:
+def disable_telemetry() -> None:
     """To be called before onnxruntime is imported: from 1.29 on, it sends statistics of its use to Microsoft unless this variable is
     set. Its function `disable_telemetry_events` does not stop that. A value that is set already stays.
     """

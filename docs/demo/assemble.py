@@ -78,8 +78,8 @@ def write_modules(package: Path, lib: Path) -> None:
     (lib / "model" / "onnx").rmdir()
     stemmer = Path(nltk.__file__).parent
     with zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for module in sorted(package.glob("*.py")):
-            archive.write(module, f"lexperts_lite/{module.name}")
+        for module in sorted(package.rglob("*.py")):
+            archive.write(module, f"lexperts_lite/{module.relative_to(package).as_posix()}")
         for name in ("__init__.py", "stem/__init__.py"):
             archive.writestr(f"nltk/{name}", "")
         for name in STEMMER:

@@ -89,7 +89,7 @@ async function open(graph) {
 
 let opened;
 
-function start() {
+function openAgain() {
   const graph = new Graph();
   return open(graph).catch((error) => {
     graph.worker.terminate();
@@ -99,7 +99,7 @@ function start() {
 }
 
 async function extract(text, options) {
-  opened ??= start();
+  opened ??= openAgain();
   const { graph, extractor, prepare, finish } = await opened;
   const start = performance.now();
   const given = Object.entries(options ?? {}).filter(([, value]) => value !== null && value !== undefined);
