@@ -24,7 +24,7 @@ from run_tools.model_loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
 from .exported_model import ExportedModel
-from .graphs import BACKENDS, graph_file, disable_telemetry
+from .graphs import BACKENDS, disable_telemetry, graph_file
 from .token_classifiers import length_limit
 
 PRECISIONS = ("fp32", "int8")
