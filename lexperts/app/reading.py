@@ -28,8 +28,8 @@ class Reader:
         block = self.extract.read([text], style=style, gates=True)
         language, (ranker, _, temperature) = self.extract.language, self.extract.scoring(style=style)
         if ranker is not None:
-            document, p = block.documents[0], block.probabilities.document(0)
-            (ranked,) = ranker.rank([(document.text, document.words, p)], language, temperature)
+            document = block.documents[0]
+            (ranked,) = self.extract.rank(block, [0], ranker, language, temperature)
             number = max(sum(score >= FLOOR for score in ranked.scores), ranked.best_number)
             phrases = [document.phrase_to_source(phrase) for phrase in ranked.phrases(min(number, LISTED))]
             return Reading(text, block, phrases[: ranked.best_number], phrases)

@@ -11,7 +11,7 @@ import pytest
 from transformers import pipeline
 from typer.testing import CliRunner
 
-from keyphrase_tools.phrase_features import NAMES
+from keyphrase_tools.phrase_features import NAMES, NAMES_WITH_SHAPE
 from lexperts.app import AppSettings
 from lexperts.app.batch import extract_file, read_columns
 from lexperts.app.marks import experts_html, keyphrases_html, message_html, yake_html
@@ -23,6 +23,7 @@ from tests.keyphrase_tools.known_answers import random_text
 TEXT = random_text(150, seed=0)  # several windows
 HOSTILE = '<script>alert(1)</script> graph cuts & "networks" ${7*7} {{7*7}} <img src=x onerror=alert(2)> learning'
 RANKER = {"bias": -1.0, "gold": 1.2, **{name: 0.1 * i for i, name in enumerate(NAMES)}}
+RANKER_OF_SHAPES = {**RANKER, **{name: 0.1 * i for i, name in enumerate(NAMES_WITH_SHAPE)}}
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +34,14 @@ def extract(tiny_seke, tiny_tokenizer):
     return pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
 
 
-def with_ranker(extract, **rankers):
-    """The same model with a ranker."""
+def with_ranker(extract, ranker=RANKER, **rankers):
+    """The same model with a ranker, and classes of words for it."""
     model = copy.deepcopy(extract.model)
-    model.config.keyphrase_ranker, model.config.style_rankers = RANKER, rankers
+    model.config.keyphrase_ranker, model.config.style_rankers = ranker, rankers
+    model.config.keyphrase_word_classes = {
+        name: [(7 * i * k % 11 - 5) / 10 for i in range(model.config.hidden_size + 1)]
+        for k, name in enumerate(("other", "modifier", "noun"), start=2)
+    }
     return pipeline("keyphrase-extraction", model=model, tokenizer=extract.tokenizer)
 
 
@@ -79,8 +84,9 @@ def test_a_threshold_selects_without_the_model_as_the_pipeline_would(extract):
 
 
 @pytest.mark.parametrize("style", [None, "words"])
-def test_a_ranker_gives_scores_among_which_the_threshold_selects(extract, style):
-    ranked = with_ranker(extract, words={**RANKER, "bias": 0.5})
+@pytest.mark.parametrize("ranker", [RANKER, RANKER_OF_SHAPES], ids=["words", "shapes"])
+def test_a_ranker_gives_scores_among_which_the_threshold_selects(extract, ranker, style):
+    ranked = with_ranker(extract, ranker, words={**ranker, "bias": 0.5})
     reader, options = Reader(ranked), {} if style is None else {"style": style}
     assert reader.ranks and reader.styles == ["tags", "words"]
     reading = reader.read(TEXT, style)
