@@ -24,10 +24,9 @@ from run_tools.model_loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
 from .exported_model import ExportedModel
-from .graphs import BACKENDS, disable_telemetry, graph_file
+from .graphs import BACKENDS, PRECISIONS, disable_telemetry, graph_file
 from .token_classifiers import length_limit
 
-PRECISIONS = ("fp32", "int8")
 MAX_DIFFERENCE = 1e-3  # of a float32 graph's logits
 SENSITIVE = ("router", "classifier")  # stay in float32: a small error chooses another expert or label
 WORDS = "keyphrases of a document that is longer than the others, to which it is padded"
@@ -219,7 +218,7 @@ def check_output(output: Path, weights: str, format: str) -> dict:
 
 def find_foreign_graph(folder: Path, entry: Mapping | None) -> Path | None:
     """The first path in the folder of a format that no export has written, by its name and the entry in the configuration."""
-    names = {Path(graph_file(folder.name, precision)).stem for precision in ("fp32", "int8")}
+    names = {Path(graph_file(folder.name, precision)).stem for precision in PRECISIONS}
     suffixes = (".onnx", ".onnx.data", ".xml", ".bin")
     known = {f"{name}{suffix}" for name in names for suffix in suffixes} if entry else set()
     return next((path for path in sorted(folder.glob("*")) if path.name not in known or not path.is_file()), None)

@@ -61,7 +61,7 @@ class ExportedModel(nn.Module):
         """
         self.backend = choose_backend(self.folder, self.config.exported, backend)
         graph = self.config.exported[self.backend]
-        if None not in (tokenizer, hash_tokenizer) and hash_tokenizer(tokenizer) != graph["tokenizer"]:
+        if None not in (tokenizer, hash_tokenizer) and hash_tokenizer(tokenizer) != graph.get("tokenizer"):
             raise ValueError(
                 f"The tokenizer of {self.folder} is not the one that the graph was exported with. Export the model again."
             )
@@ -74,8 +74,7 @@ class ExportedModel(nn.Module):
 
     def _start(self) -> None:
         """Opens the graph's file; see `graphs.open_graph`."""
-        exported, backend = self.config.exported, str(self.backend)
-        self._run, self._inputs = open_graph(self.folder, exported, backend, torch.get_num_threads())
+        self._run, self._inputs = open_graph(self.folder, self.config, str(self.backend), torch.get_num_threads())
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in self.__dict__.items() if name != "_run"}  # a session cannot be pickled

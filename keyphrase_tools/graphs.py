@@ -5,12 +5,15 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 BACKENDS = ("onnx", "openvino")
+PRECISIONS = ("fp32", "int8")
+PACKAGES = {"onnx": "onnxruntime", "openvino": "openvino"}
+AGAIN = "Upgrade Lexperts, or export the model again with this version."
 
 
 def graph_file(backend: str, precision: str) -> str:
@@ -28,29 +31,39 @@ def choose_backend(folder: Path, exported: Mapping, backend: str | None) -> str:
         backend: the one that is asked for, if any.
 
     Raises:
-        ValueError: if it has no graph, or there are several and none is asked for.
+        ValueError: if it has no graph, there are several and none is asked for, or its entry is of an unknown version.
     """
+    if not isinstance(exported, Mapping):
+        raise ValueError(f"{folder}: exported={exported!r:.80} in config.json names no graphs. {AGAIN}")
     if backend is None and len(exported) > 1:
         raise ValueError(f"{folder} holds graphs for {' and '.join(exported)}. Pass backend={list(exported)[0]!r}.")
     backend = backend or next(iter(exported))
     if backend not in exported:
         raise ValueError(f"backend={backend!r} has no graph in {folder}, which has {', '.join(exported)}.")
+    entry = exported[backend]
+    precision = entry.get("precision") if isinstance(entry, Mapping) else None
+    if backend not in BACKENDS or precision not in PRECISIONS:
+        raise ValueError(
+            f"{folder}: backend={backend!r} with precision={precision!r} in config.json is unknown. {AGAIN}"
+        )
     return backend
 
 
-def open_graph(folder: Path, exported: Mapping, backend: str, threads: int):
+def open_graph(folder: Path, config, backend: str, threads: int):
     """A function that runs a graph, `run(values, with_states)` -> logits and last hidden states, and the names of its inputs. Warns
     of int8 on a processor that has no instructions for it.
 
     Args:
-        folder, exported: as in `choose_backend`.
+        folder: of the model.
+        config: its configuration; `exported` has the backend, as `choose_backend` returns it.
         threads: that the graph may use.
 
     Raises:
         ImportError: if the backend is not installed.
         OSError: if the file is missing or damaged, or needs a later version of the backend.
+        ValueError: if the graph is not the configuration's, see `check_graph`.
     """
-    entry = exported[backend]
+    entry = config.exported[backend]
     path = folder / graph_file(backend, entry["precision"])
     try:
         opened = {"onnx": open_onnx, "openvino": open_openvino}[backend](path, threads, entry["precision"])
@@ -59,7 +72,7 @@ def open_graph(folder: Path, exported: Mapping, backend: str, threads: int):
     except Exception as error:  # the backends' errors have no common class
         cause = " ".join(str(error).split())
         raise OSError(
-            f"{path} cannot be opened: {cause:.300} Its ONNX opset is {entry.get('opset')}. Upgrade with `pip install -U lexperts[{backend}]`, "
+            f"{path} cannot be opened: {cause:.300} Its ONNX opset is {entry.get('opset')}. Upgrade with `pip install -U {PACKAGES[backend]}`, "
             "or if the file is incomplete, copy or export it again."
         ) from error
     if entry["precision"] == "int8" and has_vnni() is False:
@@ -68,7 +81,27 @@ def open_graph(folder: Path, exported: Mapping, backend: str, threads: int):
             "its speed with that of fp32.",
             stacklevel=3,
         )
+    check_graph(path, *opened, config)
     return opened
+
+
+def check_graph(path: Path, run: Callable, inputs: Sequence[str], config) -> None:
+    """Runs a graph on one row. Raises a `ValueError` if it cannot be run, or its labels or styles are not the configuration's."""
+    row, styles = np.ones((1, 2), dtype=np.int64), getattr(config, "styles", None) or []
+    values = {"input_ids": row, "attention_mask": row, "token_type_ids": 0 * row, "style_ids": len(styles) * row[:, 0]}
+    problem = f"has no input for the styles {', '.join(styles)}" if styles and "style_ids" not in inputs else ""
+    if unknown := [name for name in inputs if name not in values]:
+        problem = f"has an unknown input {unknown[0]!r}"
+    elif not problem:
+        try:
+            logits = run({name: values[name] for name in inputs}, True)[0]
+        except Exception as error:  # the backends' errors have no common class
+            problem = f"cannot be run with {len(styles)} styles: {' '.join(str(error).split()):.300}"
+        else:
+            if logits.shape[-1] != (labels := len(config.id2label)):
+                problem = f"has {logits.shape[-1]} labels, but config.json has {labels}"
+    if problem:
+        raise ValueError(f"{path} {problem}. {AGAIN}")
 
 
 def open_onnx(path: Path, threads: int, precision: str):
@@ -83,7 +116,7 @@ def open_onnx(path: Path, threads: int, precision: str):
     except ImportError as error:
         raise ImportError("backend='onnx' needs onnxruntime. Install it with: pip install lexperts[onnx]") from error
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads, options.log_severity_level = threads, 4  # errors are raised, and not also printed
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(values: dict[str, np.ndarray], with_states: bool) -> tuple:
@@ -128,7 +161,8 @@ def open_openvino(path: Path, threads: int, precision: str):
         import openvino
     except ImportError as error:
         raise ImportError(
-            "backend='openvino' needs openvino. Install it with: pip install lexperts[openvino]"
+            "backend='openvino' needs openvino. Install it with: pip install lexperts[openvino], or beside lexperts-lite: pip "
+            "install openvino"
         ) from error
     options: dict = {"INFERENCE_NUM_THREADS": threads}
     if precision == "fp32":

@@ -81,7 +81,7 @@ class KeyphraseExtractor(KeyphraseReader):
     def _start(self) -> None:
         """Opens the graph in this process: onnxruntime's threads do not survive a fork."""
         config = self.model.config
-        self._run, self._inputs = open_graph(self.folder, config.exported, self.backend, self.num_threads)
+        self._run, self._inputs = open_graph(self.folder, config, self.backend, self.num_threads)
         self._forward_names, self._process = set(self._inputs), os.getpid()
 
     def __getstate__(self) -> dict:

@@ -16,7 +16,7 @@ from transformers import pipeline
 from keyphrase_tools import graphs, keyphrase_model
 from keyphrase_tools.export import export_model, sensitive_nodes
 from keyphrase_tools.exported_model import ExportedModel
-from keyphrase_tools.graphs import graph_file, has_vnni
+from keyphrase_tools.graphs import PACKAGES, graph_file, has_vnni
 
 from ..loopback_hub import LoopbackHub
 from .servers import ROOT
@@ -114,7 +114,7 @@ def test_a_damaged_graph_is_named(outputs, format, tmp_path):
             target.write_bytes(file.read_bytes())
     graph = tmp_path / graph_file(format, "fp32")
     graph.write_bytes(graph.read_bytes()[:200])
-    with pytest.raises(OSError, match=rf"{graph.name} .*opset is 22.*lexperts\[{format}\]"):
+    with pytest.raises(OSError, match=rf"{graph.name} .*opset is 22.*pip install -U {PACKAGES[format]}"):
         pipeline("keyphrase-extraction", model=str(tmp_path))
 
 
@@ -128,6 +128,40 @@ def test_a_graph_for_a_later_onnxruntime_is_named(outputs, tmp_path):
     onnx.save(graph, save_to)
     with pytest.raises(OSError, match="Upgrade"):
         ExportedModel(str(tmp_path)).open()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("exported", ["onnx"], r"exported=\['onnx'\]"),
+        ("exported", {"onnx": None}, "backend='onnx' with precision=None"),
+        ("exported", {"onnx": {"precision": "int4"}}, "precision='int4'"),
+        ("exported", {"tensorrt": {"precision": "int8"}}, "backend='tensorrt'"),
+        ("id2label", {0: "O", 1: "B", 2: "I", 3: "B-X"}, "has 3 labels, but config.json has 4"),
+        ("styles", ["tags"], "no input for the styles tags"),
+    ],
+)
+def test_a_configuration_that_is_not_that_of_the_graph_is_named(outputs, field, value, message):
+    model = ExportedModel(str(outputs()))
+    setattr(model.config, field, value)
+    with pytest.raises(ValueError, match=message):
+        model.open()
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda graph: graph.input.append(onnx.helper.make_tensor_value_info("pixels", 1, [1])), "input 'pixels'"),
+        (lambda graph: graph.output.pop(), "cannot be run with 0 styles"),
+    ],
+)
+def test_a_graph_with_other_inputs_or_outputs_is_named(outputs, tmp_path, edit, message):
+    folder = shutil.copytree(outputs(), tmp_path / "out")
+    model = onnx.load(folder / "onnx" / "model.onnx")
+    edit(model.graph)
+    onnx.save(model, folder / "onnx" / "model.onnx")
+    with pytest.raises(ValueError, match=message):
+        ExportedModel(str(folder)).open()
 
 
 def test_a_text_has_the_same_answer_in_int8_alone_and_in_a_batch(outputs):
