@@ -2,15 +2,16 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from .call_options import UNSET, check_batch_size
+from .batches import Block
+from .call_options import UNSET, check_batch_size, check_whole_number
 from .decoding import read_labels
 from .graphs import choose_backend, open_graph
 from .ranking import read_rankers
@@ -27,7 +28,7 @@ class KeyphraseExtractor(KeyphraseReader):
     Args:
         model: a folder that `lexperts keyphrases export` has written; by default the small model of this package.
         backend: "onnx" or "openvino", of a folder with both.
-        num_threads: that the graph may use.
+        num_threads: that the graph may use, at most one per core.
         batch_size, options: defaults of calls.
 
     Returns:
@@ -53,36 +54,47 @@ class KeyphraseExtractor(KeyphraseReader):
 
     def __init__(
         self,
-        model: str | Path = MODEL,
+        model: str | Path | None = None,
         *,
         backend: str | None = None,
-        num_threads: int = 1,
+        num_threads: int | None = 1,
         batch_size: int | None = None,
         **options,
     ):
-        self.folder = Path(model)
+        if not isinstance(model, (str, os.PathLike, NoneType)):
+            raise TypeError(f"model={model!r:.80} is not a folder. Use a path, or None for the model of this package.")
+        self.folder = MODEL if model is None else Path(model)
         self.model = SimpleNamespace(config=read_config(self.folder))
         config = self.model.config
         self.tokenizer = self._open_tokenizer()
         self._limit = self.tokenizer.model_max_length if self.tokenizer.model_max_length < NO_LIMIT else None
-        self.backend, self.num_threads = choose_backend(self.folder, config.exported, backend), num_threads
+        self.backend = choose_backend(self.folder, config.exported, backend)
+        self.num_threads = min(check_whole_number("num_threads", num_threads, none="1") or 1, os.cpu_count() or 1)
         self._tags = read_labels(config.id2label)
         self._rankers, self._classifier = read_rankers(config), read_word_classes(config)
         self._batch_size = check_batch_size(batch_size)
         self._preprocess_params, self._postprocess_params = {}, {}
         self._preprocess_params, _, self._postprocess_params = self._sanitize_parameters(**options)
-        self._process = -1
         self._start()
+        self._process = os.getpid()
 
     def _open_tokenizer(self) -> FastTokenizer:
         """The tokenizer in the folder."""
         return FastTokenizer(self.folder)
 
     def _start(self) -> None:
-        """Opens the graph in this process: onnxruntime's threads do not survive a fork."""
-        config = self.model.config
-        self._run, self._inputs = open_graph(self.folder, config, self.backend, self.num_threads)
-        self._forward_names, self._process = set(self._inputs), os.getpid()
+        """Opens the graph."""
+        self._run, self._inputs = open_graph(self.folder, self.model.config, self.backend, self.num_threads)
+        self._forward_names = set(self._inputs)
+
+    def _start_after_fork(self) -> None:
+        """Opens the tokenizer and the graph again in a forked process: locks that other threads held stay locked there, and the
+        graph's threads do not exist.
+        """
+        if self._process != os.getpid():
+            self.tokenizer = self._open_tokenizer()
+            self._start()
+            self._process = os.getpid()
 
     def __getstate__(self) -> dict:
         raise TypeError("A KeyphraseExtractor cannot be pickled. Open it in each process: KeyphraseExtractor(folder).")
@@ -95,12 +107,16 @@ class KeyphraseExtractor(KeyphraseReader):
             f"KeyphraseExtractor needs {expected} or an iterable of them, got {inputs!r:.60} ({type(inputs).__name__})."
         )
 
+    def preprocess(self, documents: Sequence, **options) -> Block:
+        """See `KeyphraseReader`."""
+        self._start_after_fork()
+        return super().preprocess(documents, **options)
+
     def launch(
         self, batch: dict[str, np.ndarray], decode: bool, with_states: bool, with_gates: bool
     ) -> Callable[[], dict[str, np.ndarray]]:
         """See `KeyphraseReader`."""
-        if self._process != os.getpid():
-            self._start()
+        self._start_after_fork()
         logits, states = self._run(self.feeds(batch), with_states or self._classifier is not None)
         results = self.results(logits, states)
         return lambda: results
@@ -145,7 +161,7 @@ def read_config(folder: Path) -> SimpleNamespace:
         )
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        labels = {int(i): name for i, name in values["id2label"].items()}
+        labels = {int(i): str(name) for i, name in values["id2label"].items()}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{path} is not the configuration of a keyphrase model: {error!r}. Export it again."

@@ -36,15 +36,17 @@ class FastTokenizer:
         try:
             self._tokenizer = read(str(folder / "tokenizer.json"))
             config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+            self._tokenizer.no_padding()
+            self.model_max_length = int(config.get("model_max_length") or NO_LIMIT)
+            self.model_input_names = config.get("model_input_names") or INPUTS
+            padding = config.get("pad_token") or "[PAD]"
+            self.pad_token_id = self._tokenizer.token_to_id(
+                padding["content"] if isinstance(padding, dict) else padding
+            )
+            self.pad_token_type_id = config.get("pad_token_type_id") or 0
         except Exception as error:  # the library has no error class of its own
             raise ValueError(f"The tokenizer in {folder} cannot be read: {error}. Export the model again.") from error
-        self._tokenizer.no_padding()
         self._lock = threading.Lock()  # truncation is a state of the tokenizer
-        self.model_max_length = int(config.get("model_max_length") or NO_LIMIT)
-        self.model_input_names = config.get("model_input_names") or INPUTS
-        padding = config.get("pad_token") or "[PAD]"
-        self.pad_token_id = self._tokenizer.token_to_id(padding["content"] if isinstance(padding, dict) else padding)
-        self.pad_token_type_id = config.get("pad_token_type_id") or 0
 
     def __getstate__(self) -> dict:
         return self.__dict__ | {"_lock": None}

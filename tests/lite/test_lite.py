@@ -57,6 +57,22 @@ def test_answers_are_those_of_the_pipeline(lite, graph, tmp_path, request):
     assert number > 500 and all(map(lambda a, b: places(a) == places(b), alone, found[0]))
 
 
+def test_a_fork_does_not_wait_for_the_threads_of_its_parent(lite, exported):
+    """Of the tokenizer's lock, which another thread may hold when the process forks, the child has a copy that nothing releases."""
+    code = (
+        "import os; from lexperts_lite import KeyphraseExtractor\n"
+        "extract = KeyphraseExtractor(sys.argv[1], num_threads=None); expected = extract('graph cuts of networks')\n"
+        "with extract.tokenizer._lock:\n"
+        "    child = os.fork()\n"
+        "if not child:\n"
+        "    import signal; signal.alarm(60)\n"
+        "    os._exit(0 if extract('graph cuts of networks') == expected else 1)\n"
+        "assert os.waitpid(child, 0)[1] == 0"
+    )
+    done = run(lite, code, exported)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_one_object_serves_threads_and_works_after_a_fork(lite, exported):
     code = (
         "import os, json; from concurrent.futures import ThreadPoolExecutor; from lexperts_lite import KeyphraseExtractor\n"
@@ -78,6 +94,7 @@ def test_one_object_serves_threads_and_works_after_a_fork(lite, exported):
     [
         ("(folder / 'tokenizer.json').unlink()", "has no tokenizer.json. Export the model again"),
         ("(folder / 'tokenizer.json').write_text('{}')", "cannot be read"),
+        ("(folder / 'tokenizer_config.json').write_text('[]')", "cannot be read"),
         ("(folder / 'config.json').unlink()", "has no config.json. Name a folder"),
         ("(folder / 'config.json').write_text('[]')", "is not the configuration of a keyphrase model"),
         ("edit(exported={})", "holds no exported graph"),
@@ -85,6 +102,10 @@ def test_one_object_serves_threads_and_works_after_a_fork(lite, exported):
         ("edit(id2label={'0': 'yes', '1': 'no', '2': 'x'})", "The model's labels are 'yes', 'no', 'x'"),
         ("(folder / 'onnx' / 'model.onnx').write_bytes(b'none')", "cannot be opened"),
         ("edit(keyphrase_ranker={'bias': 1.0})", "keyphrase_ranker"),
+        ("edit(styles=['phrases', 'tags', 'x'])", "cannot be run with 3 styles"),
+        ("folder = 3", "model=3 is not a folder"),
+        ("options['num_threads'] = 0", "num_threads=0 must be at least 1"),
+        ("options['num_threads'] = 'two'", "num_threads='two' is not a whole number"),
         ("options['backend'] = 'openvino'", "backend='openvino' has no graph"),
         ("options['style'] = 'tag'", "style='tag' is not known"),
         ("options['top_k'] = 'ten'", "top_k='ten' is not a whole number"),
