@@ -20,10 +20,12 @@ FLOOR = "run_tools"
 
 def imports_of(path: Path) -> Iterator[str]:
     """What a module imports from, such as "run_tools.errors". The package has the modules of `keyphrase_tools` at its top."""
-    package = FLOOR if path.parent.name == FLOOR else "keyphrase_tools"
+    folders = path.parent.relative_to(ROOT).parts
+    package = folders if folders[0] == FLOOR else ("keyphrase_tools",)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            yield f"{package}.{node.module}" if node.level == 1 else node.module
+            parents = package[: len(package) - node.level + 1] if node.level else ()
+            yield ".".join((*parents, node.module))
 
 
 def shared_modules() -> dict[str, Path]:
@@ -39,7 +41,8 @@ def shared_modules() -> dict[str, Path]:
             if is_shared and place not in found and HERE / PACKAGE / place not in own:
                 found[place] = path
                 pending.append(path)
-    return found | {f"{FLOOR}/__init__.py": ROOT / FLOOR / "__init__.py"}
+    packages = {f"{place.rpartition('/')[0]}/__init__.py" for place in found if place.startswith(FLOOR)}
+    return found | {place: ROOT / place for place in packages}
 
 
 class BuildWithModules(build_py):
@@ -49,8 +52,8 @@ class BuildWithModules(build_py):
         """Builds the package, copies the modules, and lets all of them find `run_tools` inside."""
         super().run()
         folder = Path(self.build_lib) / PACKAGE
-        (folder / FLOOR).mkdir(parents=True, exist_ok=True)
         for place, path in shared_modules().items():
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / place)
         for path in folder.glob("*.py"):
             code = path.read_text(encoding="utf-8")

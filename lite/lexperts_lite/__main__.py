@@ -3,29 +3,40 @@
 import json
 import sys
 from argparse import Namespace
-from pathlib import Path
+from io import TextIOWrapper
+from types import NoneType
 
-from run_tools.errors import user_errors
+from run_tools.corpus.text_rows import decode
+from run_tools.errors import UserError, short_repr, user_errors
+from run_tools.jsonl import rows_of_file
 from run_tools.options import OneLineParser
 from run_tools.servers import SERVER_OPTIONS, bind, run_server
 
 from .runtime import MODEL, KeyphraseExtractor
 
+EXAMPLE = '{"title": "...", "text": "..."}'
 
-def read_rows(path: Path) -> list[dict]:
-    """The rows of a JSON Lines file with `text` and optionally `title`. Raises a `ValueError` that names the line."""
+
+def read_rows(path: str) -> list[dict]:
+    """The rows of a JSON Lines file with `text` and optionally `title`. Raises a `UserError` that names the line."""
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}.") from error
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-            raise ValueError(f'{path}, line {number}: it has no text. A valid line: {{"text": "..."}}')
+    for where, row in rows_of_file(path, EXAMPLE):
+        text, title = (row.get("text"), row.get("title")) if isinstance(row, dict) else (None, None)
+        if not isinstance(text, str) or not isinstance(title, (str, NoneType)):
+            problem = "it has no text" if not isinstance(text, str) else f"title={short_repr(title)} is not a text"
+            raise UserError(f"{where}: {problem}. A valid line: {EXAMPLE}")
         rows.append(row)
     return rows
+
+
+def read_text(path: str) -> str:
+    """The text of a file, or for "-" of standard input. Raises a `UserError` if it is not in UTF-8 or that of its byte order mark."""
+    with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
+        content = file.read()
+    try:
+        return decode(content)
+    except ValueError as error:
+        raise UserError(f"{path}: {str(error).partition('; pass')[0]}. Save the file as UTF-8.") from error
 
 
 def extract(options: Namespace) -> None:
@@ -33,14 +44,15 @@ def extract(options: Namespace) -> None:
     given = {"top_k": options.top_k, "style": options.style, "min_score": options.min_score}
     given = {name: value for name, value in given.items() if value is not None}
     model = KeyphraseExtractor(options.model, num_threads=options.threads)
-    if options.file.endswith(".jsonl"):
-        rows = read_rows(Path(options.file))
-        documents = [{"text": row["text"]} | ({"title": row["title"]} if row.get("title") else {}) for row in rows]
-        for row, phrases in zip(rows, model(iter(documents), **given), strict=True):
+    if isinstance(sys.stdout, TextIOWrapper):  # in JSON, a backslash also begins the escape of a lone surrogate
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if options.file.lower().endswith((".jsonl", ".ndjson", ".json")):
+        rows = read_rows(options.file)
+        documents = ({"text": row["text"], "title": row.get("title")} for row in rows)
+        for row, phrases in zip(rows, model(documents, **given), strict=True):
             print(json.dumps(row | {"keyphrases": phrases}, ensure_ascii=False))
     else:
-        text = sys.stdin.read() if options.file == "-" else Path(options.file).read_text(encoding="utf-8")
-        for phrase in model(text, **given):
+        for phrase in model(read_text(options.file), **given):
             print(f"{phrase['score']:.2f}  {phrase['keyphrase']}")
 
 

@@ -152,31 +152,68 @@ def test_what_is_not_a_text_is_named(lite, exported, value, message):
     assert done.returncode == 0 and message in done.stdout, done.stdout + done.stderr[-2000:]
 
 
-def test_the_command_reads_texts_and_rows(lite, exported, tmp_path):
+@pytest.fixture
+def command(lite, exported):
+    """Runs `lexperts-lite extract`, where the encoding of the output is not UTF-8."""
+    environment = {**os.environ, "PYTHONPATH": str(lite), "PYTHONIOENCODING": "ascii"}
+
+    def run_command(*words, **options):
+        words = [sys.executable, "-m", "lexperts_lite", "extract", *map(str, words), "--model", str(exported)]
+        return subprocess.run(words, env=environment, capture_output=True, timeout=100, **options)
+
+    return run_command
+
+
+def rows_of(done):
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.decode().split("\n") if line]
+
+
+def test_the_command_reads_texts_and_rows(command, tmp_path):
     (tmp_path / "one.txt").write_text("graph cuts of networks")
     (tmp_path / "rows.jsonl").write_text(
         '{"id": 7, "title": "Graphs", "text": "graph cuts of networks"}\n\n{"text": ""}\n'
     )
-    (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
-    environment = {**os.environ, "PYTHONPATH": str(lite)}
-
-    def command(*words):
-        words = [sys.executable, "-m", "lexperts_lite", "extract", *map(str, words), "--model", str(exported)]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=100)
-
-    done = command(tmp_path / "one.txt", "--top-k", 2)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0 and len(lines) == 2 and 0 <= float(lines[0].split()[0]) <= 1
-    rows = [json.loads(line) for line in command(tmp_path / "rows.jsonl", "--min-score", 0).stdout.splitlines()]
+    lines = command(tmp_path / "one.txt", "--top-k", 2)
+    assert lines.returncode == 0 and len(lines.stdout.splitlines()) == 2
+    assert 0 <= float(lines.stdout.split()[0]) <= 1
+    assert command("-", "--top-k", 2, input=b"\xef\xbb\xbfgraph cuts of networks").stdout == lines.stdout
+    rows = rows_of(command(tmp_path / "rows.jsonl", "--min-score", 0))
     assert rows[0]["id"] == 7 and rows[0]["keyphrases"][0]["field"] in ("title", "text") and rows[1]["keyphrases"] == []
-    for words, message in (
-        ([tmp_path / "bad.jsonl"], "line 2: it has no text"),
-        ([tmp_path / "none.txt"], "none.txt"),
-        ([tmp_path / "one.txt", "--style", "tag"], "style='tag' is not known"),
-        ([tmp_path / "one.txt", "--top-k", 0], "top_k=0 must be at least 1"),
-    ):
-        done = command(*words)
-        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_rows_of_other_systems_and_with_odd_characters_are_read(command, tmp_path):
+    texts = ["graph\u2028cuts of naïve\x85networks\x0b", "lone \ud800 surrogate", "nul \0"]
+    rows = [json.dumps({"text": text}, ensure_ascii=text.startswith("lone")) for text in texts]
+    (tmp_path / "rows.JSONL").write_bytes("\r\n".join(rows).encode("utf-8-sig"))
+    (tmp_path / "array.json").write_text(f"[{', '.join(rows)}]", encoding="utf-16")
+    (tmp_path / "empty.jsonl").touch()
+    found = rows_of(command(tmp_path / "rows.JSONL"))
+    assert [row["text"] for row in found] == texts and rows_of(command(tmp_path / "array.json")) == found
+    assert rows_of(command(tmp_path / "empty.jsonl")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b'{"text": "a"}\n{"body": "b"}', (), "line 2: it has no text"),
+        (b'{"text": null}', (), "line 1: it has no text"),
+        (b'{"text": "a", "title": 3}', (), "line 1: title=3"),
+        (b'{"text": "a", "x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", (), "line 1: it is nested"),
+        (b"caf\xe9", ("-",), "not valid UTF-8 (byte 4)"),
+        (None, (), "rows.jsonl"),
+        (b"", ("--style", "tag"), "style='tag' is not known"),
+        (b"", ("--top-k", 0), "top_k=0 must be at least 1"),
+        (b"", ("--threads", 0), "num_threads=0 must be at least 1"),
+    ],
+)
+def test_the_command_names_what_it_cannot_read(command, tmp_path, content, options, message):
+    path = tmp_path / "rows.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    done = command(*(options if "-" in options else (path, *options)), input=content)
+    error = done.stderr.decode()
+    assert done.returncode == 2 and message in error and error.count("\n") == 1, error
 
 
 def test_the_model_of_the_package_is_that_of_the_small_model(lite):
