@@ -19,7 +19,7 @@ def main(argv=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="Parquet files with the columns text, title and id")
     parser.add_argument("output", help="folder to write")
-    parser.add_argument("--model", help="folder or Hub id; by default lexperts-seke-minilm")
+    parser.add_argument("--model", help="folder or Hub id, or tiny; by default lexperts-seke-minilm")
     parser.add_argument("--address", help="of a cluster; by default Ray is started on this machine")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--gpus-per-worker", type=float, default=0)

@@ -20,7 +20,7 @@ def main(argv=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", help="Parquet files with the columns text, title and id")
     parser.add_argument("output", help="folder to write")
-    parser.add_argument("--model", help="folder or Hub id; by default lexperts-seke-minilm")
+    parser.add_argument("--model", help="folder or Hub id, or tiny; by default lexperts-seke-minilm")
     parser.add_argument("--master", default="local[2]", help="of Spark")
     parser.add_argument("--partitions", type=int, help="that the rows are dealt to; by default four per core")
     args = parser.parse_args(argv)

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from run_tools.model_options import PACKAGED_MODELS
+from run_tools.model_options import PACKAGED_MODELS, is_packaged
 
 PACKAGE = PACKAGED_MODELS["default"]
+logger = logging.getLogger(__name__)
 
 
 def find_default_model() -> str:
@@ -31,14 +32,20 @@ def find_packaged(name: str) -> str:
     return str(Path(spec.submodule_search_locations[0]))
 
 
-def is_packaged(model: str | Path | None) -> bool:
-    """Whether a model is given by its name in PACKAGED_MODELS; a folder of that name is a folder."""
-    return str(model) in PACKAGED_MODELS and not Path(str(model)).is_dir()
-
-
 def locate_model(model: str | Path | None) -> str:
-    """The folder of a model of PACKAGED_MODELS by its name, that of the default model for `None`; any other text is returned."""
-    return find_packaged(str(model or "default")) if not model or is_packaged(model) else str(model)
+    """The folder of a model of PACKAGED_MODELS by its name, that of the default model for `None`; any other text is returned.
+
+    A folder of that name is a folder: its full path is returned, since another process may work elsewhere, with a warning.
+    """
+    if not model or is_packaged(model):
+        return find_packaged(str(model or "default"))
+    if str(model) not in PACKAGED_MODELS:
+        return str(model)
+    folder = Path(model).resolve()
+    logger.warning(
+        f"{str(model)!r} is the folder {folder} here, not the model of that name. Pass './{model}' for the folder, or rename it."
+    )
+    return str(folder)
 
 
 class DefaultModel(Mapping):

@@ -9,6 +9,7 @@ from run_tools.corpus.documents import check_document
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import describe_model
 from run_tools.memory import MemoryRelease
+from run_tools.model_options import is_packaged
 from run_tools.processes import prepare_process
 
 from .call_options import check_batch_size, check_call_options
@@ -83,7 +84,9 @@ class KeyphraseExtractor:
         trust_remote_code: bool = False,
         **options,
     ):
-        self.model = model if isinstance(model, KeyphraseExtractionPipeline) else model and str(model)
+        is_fixed = not model or isinstance(model, KeyphraseExtractionPipeline)
+        # a name is looked up by the process that loads the model
+        self.model = model if is_fixed else str(model) if is_packaged(model) else locate_model(model)
         self.text_column, self.title_column = text_column, title_column
         self.columns, self.mentions = None if columns is None else list(columns), mentions
         self.batch_size = check_batch_size(batch_size) or 16

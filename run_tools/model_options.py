@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import one_line
+from .errors import closest, one_line
 
 # a line of a traceback that is not indented, or the first line
 LAST_ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b.*|\A.*", re.M)
@@ -53,6 +53,11 @@ PACKAGED_MODELS = {
 }  # keyphrase models by name -> packages
 
 
+def is_packaged(model: str | Path | None) -> bool:
+    """Whether a model is given by its name in PACKAGED_MODELS; a folder of that name is a folder."""
+    return str(model) in PACKAGED_MODELS and not Path(str(model)).is_dir()
+
+
 def is_path(name: str) -> bool:
     """Whether a text names a place on this machine rather than a repository on the Hub, which is `name` or `owner/name`."""
     return (
@@ -75,7 +80,10 @@ def find_model_problem(name: str) -> str | None:
     if not folder.is_dir():
         return "it is not a folder."
     if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
-        return "it has no config.json."
+        hidden = (
+            f" Rename it, or run in another folder, to open the model called {name}." if name in PACKAGED_MODELS else ""
+        )
+        return f"it has no config.json.{hidden}"
     return None
 
 
@@ -114,10 +122,11 @@ def describe_load_errors(option: str, name: str):
         if "Traceback (most recent call last)" in cause:  # a pipeline quotes tracebacks
             cause = LAST_ERROR.findall(cause)[-1]
         cause = " ".join(cause.split()) or type(error).__name__
+        guess = None if is_path(str(name)) else closest(str(name), PACKAGED_MODELS)
         if not is_path(str(name)):
             cause = f"the folder does not exist, and as a Hub id: {cause}"
         raise OSError(
-            f"{option} {str(name)!r} could not be opened: {cause:.500} Pass the folder of a model and its tokenizer, or a Hub id."
+            f"{option} {str(name)!r} could not be opened: {cause:.500}{f' Did you mean {guess!r}?' if guess else ''} Pass the folder of a model and its tokenizer, or a Hub id."
         ) from error
 
 

@@ -20,6 +20,10 @@ from keyphrase_tools.default_model import (
     is_packaged,
     locate_model,
 )
+from keyphrase_tools.extractor import KeyphraseExtractor
+from keyphrase_tools.loading import open_extractor
+from lexperts.cli.corpus_options import check_local
+from lexperts.recipes.common.option_kinds import check_model
 from run_tools.model_options import PACKAGED_MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,17 +91,31 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
         pipeline("keyphrase-extraction")
 
 
-def test_models_in_packages_are_found_by_name_unless_a_folder_has_it(tmp_path, monkeypatch):
+def test_models_in_packages_are_found_by_name_unless_a_folder_has_it(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     assert locate_model(None) == locate_model("default") == find_default_model()
     assert locate_model("me/model") == "me/model" and not is_packaged("me/model") and not is_packaged(None)
+    assert KeyphraseExtractor("tiny").model == "tiny" and not caplog.records
     (tmp_path / "tiny").mkdir()
-    assert locate_model("tiny") == "tiny"
-    (tmp_path / "tiny").rmdir()
+    assert locate_model("tiny") == str(tmp_path / "tiny") and "'tiny' is the folder" in caplog.text
+    extract = KeyphraseExtractor("tiny")
+    monkeypatch.chdir("/")  # as a worker on another machine
+    assert extract.model == str(tmp_path / "tiny")
     monkeypatch.setattr("keyphrase_tools.default_model.find_spec", lambda name: None)
     for name, package in PACKAGED_MODELS.items():
         with pytest.raises(ImportError, match=f"{package.replace('_', '-')}, is not installed"):
             locate_model(name)
+
+
+def test_a_misspelt_name_and_a_folder_that_hides_a_model_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="'tinny' could not be opened: .* Did you mean 'tiny'"):
+        open_extractor("tinny")
+    (tmp_path / "tiny").mkdir()
+    with pytest.raises(OSError, match="no config.json. Rename it, .* the model called tiny"):
+        check_local("local", None, model="tiny")
+    with pytest.raises(OSError, match="the model called tiny"):
+        check_model("--start-from", "tiny")
 
 
 def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ class AppSettings:
     """What the person who starts the app decides; visitors cannot change it.
 
     Args:
-        model: folder or Hub id of a token classifier, by default the default model.
+        model: folder or Hub id of a token classifier, or tiny; by default the default model.
         mixture: folder of a merged mixture, whose routing a tab draws.
         device: of the keyphrase model.
         trust_remote_code: run code in the model's folder or repository.

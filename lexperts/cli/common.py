@@ -26,7 +26,9 @@ Dtype = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."),
+    typer.Option(
+        "--model", "-m", help="Folder or Hub id of a token classifier, or tiny; by default lexperts-seke-minilm."
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 TrustRemoteCode = Annotated[

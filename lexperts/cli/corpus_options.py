@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from run_tools.model_options import PACKAGED_MODELS, check_model, parse_device
+from run_tools.model_options import check_model, is_packaged, parse_device
 
 from .common import RESUME, Debug, Device, print_error, user_errors
 
@@ -150,7 +150,7 @@ def check_local(engine: str, device: str | None, **models: str | None) -> None:
     if engine == "local":
         parse_device(device)
         for option, model in models.items():
-            if model is not None and model not in PACKAGED_MODELS:
+            if model is not None and not is_packaged(model):
                 check_model(f"--{option.replace('_', '-')}", model)
 
 

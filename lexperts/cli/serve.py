@@ -20,7 +20,7 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="Folder or Hub id of a token classifier; by default lexperts-seke-minilm."
+            metavar="MODEL", help="Folder or Hub id of a token classifier, or tiny; by default lexperts-seke-minilm."
         ),
     ] = None,
     host: Annotated[str, about("host")] = KeyphraseServer.host,

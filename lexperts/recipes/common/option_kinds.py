@@ -19,7 +19,7 @@ def check_path(option: str, text: str) -> None:
 
 def check_model(option: str, text: str) -> None:
     """Raises an `OSError` for a text that is neither the folder of a model nor a Hub id of one that can be reached."""
-    if text not in ("minilm", *model_options.PACKAGED_MODELS, *PACKAGED):
+    if text not in ("minilm", *PACKAGED) and not model_options.is_packaged(text):
         model_options.check_model(option, text)
 
 
