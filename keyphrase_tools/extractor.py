@@ -40,7 +40,8 @@ class KeyphraseExtractor:
         batch_size: windows per batch of the model.
         device, dtype, backend: where and how the model runs, such as "cuda:0", "bfloat16" and "onnx".
         trust_remote_code: run the code in the model's folder or repository.
-        num_threads: threads of PyTorch. By default as many as Ray or Spark assigned cores to the worker, or else unchanged.
+        num_threads: threads of PyTorch. By default as many as Ray or Spark assigned cores to the worker, 1 in a forked process, or
+            else unchanged.
         options: of the pipeline, such as `top_k`, `min_score`, `style` and `language`.
 
     Returns:

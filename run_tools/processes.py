@@ -5,10 +5,13 @@ import sys
 from contextlib import suppress
 
 PRIMITIVES = "64"
+PROCESS = os.getpid()  # another one later, in a process that was forked
 
 
 def prepare_process(num_threads: int | None = None) -> None:
     """Sets the number of torch's threads, by default to the cores that Ray or Spark assigned, and bounds a cache of oneDNN.
+
+    In a forked process it is by default 1: with more, torch waits forever for those of the parent, if that has computed anything.
 
     oneDNN keeps the code that it generates for each shape of a batch, by default for 1,024 of them: hundreds of megabytes for
     documents of all lengths. It reads its limit on first use; one that is set in the environment stays.
@@ -16,7 +19,7 @@ def prepare_process(num_threads: int | None = None) -> None:
     import torch
 
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
-    if threads := num_threads or assigned_cores():
+    if threads := num_threads or assigned_cores() or (1 if os.getpid() != PROCESS else None):
         torch.set_num_threads(threads)
 
 
