@@ -69,8 +69,9 @@ class ModelArguments:
         student = {"teacher_graph": None, "teacher_weight": 0.8, "student_hidden_size": 128, "student_layers": 2}
         for name, default in student.items():
             if (value := getattr(self, name)) is not None and self.teacher is None:
+                option = f"--{name.replace('_', '-')} {value}"
                 raise UserError(
-                    f"--{name.replace('_', '-')} {value} needs --teacher, the model that a small one imitates."
+                    f"{option} needs --teacher, the model that a small one imitates. Pass both, or neither."
                 )
             if self.teacher is not None and value is None:
                 setattr(self, name, default)
