@@ -90,7 +90,7 @@ class Encoding:
 
     @property
     def attention_mask(self) -> list[int]:
-        """Ones: there is no padding."""
+        """Ones: padding is added later."""
         return [1] * len(self.ids)
 
 

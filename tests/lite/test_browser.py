@@ -1,4 +1,4 @@
-"""lexperts_lite.browser: places of word pieces, and the extractor whose graph and tokenizer somebody else runs."""
+"""lexperts_lite.browser: places of word pieces, and the extractor whose graph and tokenizer the page runs."""
 
 import importlib
 import json
