@@ -22,8 +22,8 @@ def prepare(extractor, text, options):
 def array(tensor):
     return np.asarray(tensor.data.to_memoryview(), dtype=np.float32).reshape(tensor.dims.to_py())
 
-def finish(extractor, outputs):
-    return json.dumps(extractor.finish([(array(logits), array(states)) for logits, states in outputs]))
+def keyphrases(extractor, outputs):
+    return json.dumps(extractor.keyphrases([(array(logits), array(states)) for logits, states in outputs]))
 `;
 
 async function load(name) {
@@ -84,7 +84,7 @@ async function open(graph) {
     return python.toPy([ids, tokens]);
   };
   const extractor = python.globals.get("BrowserExtractor")(MODEL, encode, python.toPy(inputs));
-  return { graph, extractor, prepare: python.globals.get("prepare"), finish: python.globals.get("finish") };
+  return { graph, extractor, prepare: python.globals.get("prepare"), keyphrases: python.globals.get("keyphrases") };
 }
 
 let opened;
@@ -100,7 +100,7 @@ function openAgain() {
 
 async function extract(text, options) {
   opened ??= openAgain();
-  const { graph, extractor, prepare, finish } = await opened;
+  const { graph, extractor, prepare, keyphrases } = await opened;
   const start = performance.now();
   const given = Object.entries(options ?? {}).filter(([, value]) => value !== null && value !== undefined);
   const outputs = [];
@@ -108,7 +108,7 @@ async function extract(text, options) {
     const feeds = window.map(([name, array, dims]) => [name, { data: new BigInt64Array(array.slice().buffer), dims }]);
     outputs.push(await graph.ask(Object.fromEntries(feeds)));
   }
-  const phrases = JSON.parse(finish(extractor, outputs));
+  const phrases = JSON.parse(keyphrases(extractor, outputs));
   return { phrases, seconds: (performance.now() - start) / 1000 };
 }
 

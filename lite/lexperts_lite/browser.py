@@ -1,6 +1,6 @@
 """The same extractor in a browser, where a page runs the graph and the tokenizer: Python by Pyodide, onnxruntime-web, @huggingface/tokenizers.
 
-The page calls `prepare`, runs the graph on each window that it returns, since that is asynchronous there, and calls `finish`.
+The page calls `prepare`, runs the graph on each window that it returns, since that is asynchronous there, and calls `keyphrases`.
 """
 
 import json
@@ -191,7 +191,7 @@ class BrowserExtractor(KeyphraseExtractor):
         results = self.results(*next(self._outputs))
         return lambda: results
 
-    def finish(self, outputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[dict]:
+    def keyphrases(self, outputs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[dict]:
         """The keyphrases of the text, given logits and last hidden states for each window that `prepare` has returned."""
         self._outputs = iter(outputs)
         for read in self._read_prepared(self._block, 1, self._options):

@@ -94,7 +94,7 @@ def test_the_answers_are_those_of_the_package(browser, graph, request):
     for text in [text for text in TEXTS if text.isprintable() or "\n" in text]:
         for options in OPTIONS:
             outputs = [plain._run(feeds, True) for feeds in page.prepare(text, **options)]
-            phrases = page.finish(outputs)
+            phrases = page.keyphrases(outputs)
             expected = plain(text, batch_size=1, **options)
             assert places(phrases) == places(expected)
             assert scores(phrases) == pytest.approx(scores(expected), abs=2e-6)
