@@ -102,9 +102,8 @@ $(READY): $(DEMO) $(wildcard lite/*.* lite/lexperts_lite/*)
 	$(PIP) --no-deps ./lite
 	touch $(READY)
 
-$(DOCS): $(DEMO) $(wildcard lite/*.* lite/lexperts_lite/*)
-	$(PIP) -c constraints.txt -e '.[docs]'
-	$(PIP) -c constraints.txt ./lite
+$(DOCS): $(DEMO)
+	$(PIP) -c constraints.txt -e '.[docs,onnx]'
 	touch $(DOCS)
 
 $(QUANTIZE): $(READY)

@@ -1,9 +1,9 @@
-"""Compares the keyphrases of the demo in Chromium with those of lexperts-lite in Python, and times and photographs the page.
+"""Compares the keyphrases of the demo in Chromium with those of the same modules in Python, and times and photographs the page.
 
     make demo-check
     python docs/check_demo.py --screenshots FOLDER --output demo.json    # after make docs
 
-Needs the packages playwright and lexperts-lite, and chromium (`--chromium` names its program). Ends with exit status 1 if a keyphrase,
+Needs the packages playwright and onnxruntime, and chromium (`--chromium` names its program). Ends with exit status 1 if a keyphrase,
 its place or its score differs, or if the page loads anything from another server.
 """
 
@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 from check_accessibility import FLAGS, SITE, serve
-from lexperts_lite import KeyphraseExtractor
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,9 +42,12 @@ def places(phrases: list[dict]) -> list[tuple]:
     return [(p["keyphrase"], p["start"], p["end"], [(m["start"], m["end"]) for m in p["mentions"]]) for p in phrases]
 
 
-def compare(page) -> dict:
-    """The differences between the page and Python, and the time of a text."""
-    extract, differ, count, largest, milliseconds = KeyphraseExtractor(), [], 0, 0.0, []
+def compare(page, lib: Path) -> dict:
+    """The differences between the page and its modules and model in Python, and the time of a text."""
+    sys.path.insert(0, str(lib / "lexperts_lite.zip"))
+    from lexperts_lite import KeyphraseExtractor
+
+    extract, differ, count, largest, milliseconds = KeyphraseExtractor(lib / "model"), [], 0, 0.0, []
     for text in texts():
         for options in OPTIONS:
             expected = extract(text, **options)
@@ -99,7 +101,7 @@ def main() -> int:
             if args.screenshots:
                 page.screenshot(path=args.screenshots / f"demo_{name}.png")
             if name == "wide":
-                results |= compare(page)
+                results |= compare(page, args.site / "demo" / "lib")
             browser.close()
     foreign = sorted({url for url in requests if not url.startswith((base, "data:", "blob:"))})
     results |= {

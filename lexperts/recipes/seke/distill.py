@@ -80,8 +80,7 @@ def open_graph_of(teacher: SekeForTokenClassification, tokenizer, folder: str) -
         UserError: if there is none, if it cannot be opened, or if it is an export of another model.
     """
     try:
-        graph = ExportedModel(folder)
-        ExportedModel.open(graph, tokenizer=tokenizer)
+        graph = ExportedModel(folder).open(tokenizer=tokenizer)
     except (OSError, ValueError, ImportError) as error:
         raise UserError(f"--teacher-graph {folder}: {error}") from error
     if graph.config.exported[str(graph.backend)]["weights"] != hash_weights(teacher):
