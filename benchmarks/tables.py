@@ -40,6 +40,7 @@ MAKERS = {
     "table:seke_inspec": seke.seke_inspec,
     "table:lite_quality": lite.quality,
     "table:lite_speed": lite.speed,
+    "result:demo": lite.demo,
     "table:seke_backbones": seke.backbones,
     "table:seke_head": seke.seke_head,
     "table:seke_speed": seke.seke_speed,

@@ -1,7 +1,7 @@
 """Compares the keyphrases of the demo in Chromium with those of the same modules in Python, and times and photographs the page.
 
     make demo-check
-    python docs/check_demo.py --screenshots FOLDER --output demo.json    # after make docs
+    python docs/check_demo.py --screenshots FOLDER --record    # after make docs; writes benchmarks/results/demo.json
 
 Needs the packages playwright and onnxruntime, and chromium (`--chromium` names its program). Ends with exit status 1 if a keyphrase,
 its place or its score differs, or if the page loads anything from another server.
@@ -89,7 +89,9 @@ def main() -> int:
     parser.add_argument("--site", type=Path, default=SITE, help="the built site")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     parser.add_argument("--screenshots", type=Path, help="folder for screenshots")
-    parser.add_argument("--output", type=Path, help="JSON file for the results")
+    parser.add_argument(
+        "--record", action="store_true", help="write benchmarks/results/demo.json, which docs/lite.md quotes"
+    )
     args = parser.parse_args()
     base, requests, results = serve(args.site), [], {}
     with sync_playwright() as playwright:
@@ -101,17 +103,21 @@ def main() -> int:
             if args.screenshots:
                 page.screenshot(path=args.screenshots / f"demo_{name}.png")
             if name == "wide":
-                results |= compare(page, args.site / "demo" / "lib")
+                results |= compare(page, args.site / "demo" / "lib") | {"chromium": browser.version}
             browser.close()
     foreign = sorted({url for url in requests if not url.startswith((base, "data:", "blob:"))})
     results |= {
+        "bytes": sum(path.stat().st_size for path in (args.site / "demo" / "lib").rglob("*") if path.is_file()),
         "requests": len(requests),
         "files": sorted({url.removeprefix(base) for url in requests}),
         "foreign": foreign,
     }
     print(json.dumps(results, indent=2))
-    if args.output:
-        args.output.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if args.record:
+        sys.path.insert(0, str(ROOT / "benchmarks"))
+        from common import write
+
+        write("demo", [results])
     failed = results["calls_that_differ"] or foreign or results["largest_difference_of_scores"] > CLOSE
     return int(bool(failed))
 

@@ -2,7 +2,7 @@
 
 from by_document import difference
 
-from . import load, page, rows_of, table
+from . import load, page, provenance, rows_of, table
 from .peers import SETS, f1
 
 SYSTEMS = (
@@ -40,6 +40,20 @@ def quality() -> str:
     )
     header = ("set", "documents", *SYSTEMS, "of the default model's", "times YAKE's")
     return page([title, "", *table(header, rows)], record, "lite.py --data PATH --work FOLDER --python PYTHON")
+
+
+def demo() -> str:
+    """How much the page loads, how its answers compare with Python's, and how fast they are."""
+    record = load("demo")
+    (found,) = record["results"]
+    differ = len(found["calls_that_differ"]) or "none"
+    first = " and ".join(f"{found[f'first_answer_{view}_s']:.1f}" for view in ("wide", "narrow"))
+    return (
+        f"The first click loads {found['bytes'] / 1e6:.0f} MB. In Chromium {found['chromium'].partition('.')[0]}, of {found['calls']} calls "
+        f"with {found['texts']} texts, {differ} differs from Python in one of the {found['keyphrases']} keyphrases or its place, and scores "
+        f"differ by at most {found['largest_difference_of_scores']:.4f}. The first answer came {first} s after the click, later ones in "
+        f"{found['median_ms']:.0f} ms (median). {provenance(record)} `make demo-check`"
+    )
 
 
 def speed() -> str:
