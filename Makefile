@@ -6,6 +6,7 @@ PIP := $(VENV)/bin/pip install -q --disable-pip-version-check
 MODEL := models/seke-minilm
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
+LITE := $(VENV)/.lite
 QUANTIZE := $(VENV)/.quantize
 DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
@@ -29,7 +30,7 @@ demo: $(DEMO)  ## keyphrases of a paragraph, a long document and many texts, and
 quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
 
-test: $(QUANTIZE)  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
+test: $(QUANTIZE) $(LITE)  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
@@ -97,10 +98,14 @@ $(LINT): constraints.txt
 	$(LINT)/bin/pip install -q --disable-pip-version-check -c constraints.txt ruff mypy types-PyYAML types-regex
 	touch $(LINT)
 
-$(READY): $(DEMO) $(wildcard lite/*.* lite/lexperts_lite/*)
+$(READY): $(DEMO)
 	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,app,test]'
-	$(PIP) --no-deps ./lite
 	touch $(READY)
+
+# its wheel contains modules of keyphrase_tools and run_tools
+$(LITE): $(READY) $(wildcard lite/*.* lite/lexperts_lite/* keyphrase_tools/*.py run_tools/*.py run_tools/corpus/*.py)
+	$(PIP) --no-deps ./lite
+	touch $(LITE)
 
 $(DOCS): $(DEMO)
 	$(PIP) -c constraints.txt -e '.[docs,onnx]'

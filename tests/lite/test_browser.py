@@ -35,10 +35,14 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def browser(lite):
-    """The module of the package that a page runs."""
-    sys.path.insert(0, str(lite))
-    yield importlib.import_module("lexperts_lite.browser")
-    sys.path.remove(str(lite))
+    """The module of the built package that a page runs, even if an installed one is imported already."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "lexperts_lite"]:
+            patch.delitem(sys.modules, name)
+        patch.syspath_prepend(lite)
+        yield importlib.import_module("lexperts_lite.browser")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "lexperts_lite"]:
+            del sys.modules[name]
 
 
 def word_pieces(vocabulary):
