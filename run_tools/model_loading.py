@@ -20,6 +20,7 @@ from .model_files import (
     find_file,
     find_tokenizer_damage,
 )
+from .pretrained import resolve_model
 
 # of options that change no shapes
 NO_FIELDS = {"dtype", "torch_dtype", "config", "attn_implementation", "experts_implementation", *HUB_OPTIONS}
@@ -74,6 +75,7 @@ def open_config(name: Any, **options: Any):
     """
     from transformers import AutoConfig
 
+    name = resolve_model(name)
     with one_line_errors(name, find_damage, **options):
         check_files(name, weights=os.path.isdir(name), **options)
         return AutoConfig.from_pretrained(name, **{"trust_remote_code": False} | options)
@@ -83,6 +85,7 @@ def open_tokenizer(name: Any, **options: Any):
     """`AutoTokenizer.from_pretrained`, as `open_config`: it reads the configuration, too."""
     from transformers import AutoTokenizer
 
+    name = resolve_model(name)
     with one_line_errors(name, find_tokenizer_damage, **options):
         check_files(name, weights=False, **options)
         return AutoTokenizer.from_pretrained(name, **{"trust_remote_code": False} | options)
@@ -93,14 +96,15 @@ def open_model(cls: Any, name: Any, *args: Any, new: Sequence[str] = (), **optio
 
     Args:
         cls: such as `AutoModelForTokenClassification`.
-        name: folder or Hub id.
+        name: folder or Hub id, or the name of a packaged model.
         new: beginnings of the names of weights that the checkpoint may lack, such as "score." for a head that will be trained.
         args, options: of `from_pretrained`.
 
     Raises:
         CheckpointError: for damaged files, for weights in pickle files, and for weights that are missing or have other shapes.
     """
-    return open_checked(cls, cls.from_pretrained, name, *args, new=new, **{"trust_remote_code": False} | options)
+    options = {"trust_remote_code": False} | options
+    return open_checked(cls, cls.from_pretrained, resolve_model(name), *args, new=new, **options)
 
 
 def open_pipeline(task: str, name: Any, **options: Any):

@@ -163,6 +163,31 @@ def test_perplexity_is_that_of_the_definitions_tokens_whatever_the_batch(tokeniz
             perplexity.perplexity(useless)
 
 
+@pytest.mark.parametrize(
+    "model_class, config_class", [(LlamaForCausalLM, LlamaConfig), (MixtralForCausalLM, MixtralConfig)]
+)
+def test_scoring_the_answers_only_changes_neither_loss_nor_gradients(model_class, config_class, tokenizer):
+    torch.manual_seed(0)
+    model = model_class(config_class(**TINY, initializer_range=0.3))
+    columns, _ = training.tokenize_rows(some_rows(7), tokenizer, 128)
+    rows = [{name: columns[name][i] for name in ("input_ids", "labels")} for i in range(7)]
+    count = sum(label >= 0 for row in rows for label in row["labels"])
+    losses, gradients = [], []
+    for answers_only in (False, True):
+        batch = data_lexicon.DataCollatorForDefinitions(tokenizer, answers_only)(rows)
+        model.zero_grad()
+        outputs = model(**batch)
+        outputs.loss.backward()
+        losses.append(outputs.loss.item())
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        assert outputs.logits.shape[1] == batch["labels"].shape[1]
+        sums = perplexity.token_nll(outputs.logits, batch["labels"]).sum(0).tolist()
+        assert sums == pytest.approx([losses[0] * count, count], rel=1e-4)
+    assert outputs.logits.shape[1] < len(batch["input_ids"][0])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 # --- one expert ---
 
 
@@ -200,6 +225,41 @@ def test_a_part_alone_is_trained(part, names, base, rows_file, tmp_path, capsys)
     before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "part"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if len(parts := name.split(".")) == 6 and parts[3] in names}
+
+
+def test_differences_of_low_rank_are_trained_and_added_to_the_weights(base, rows_file, tmp_path, capsys):
+    options = (
+        "--model_name_or_path",
+        base,
+        "--train",
+        "mlp",
+        "--lora_r",
+        2,
+        "--save_strategy",
+        "steps",
+        "--save_steps",
+        2,
+    )
+    train_expert_in(capsys, rows_file, tmp_path / "whole", *options, "--max_steps", 4)
+    before, after = (load_file(folder / "model.safetensors") for folder in (base, tmp_path / "whole"))
+    assert before.keys() == after.keys()
+    ranks = {
+        name: torch.linalg.matrix_rank(after[name] - before[name], rtol=1e-4)
+        for name in before
+        if before[name].dim() == 2
+    }
+    assert {int(rank) for name, rank in ranks.items() if ".mlp." in name} == {2}
+    assert all(torch.equal(before[name], after[name]) for name in before if ".mlp." not in name)
+    rest = ("--max_steps", 4, "--resume_from_checkpoint", tmp_path / "whole" / "checkpoint-2")
+    train_expert_in(capsys, rows_file, tmp_path / "resumed", *options, *rest)
+    torch.testing.assert_close(load_file(tmp_path / "resumed" / "model.safetensors"), after)
+
+
+@pytest.mark.parametrize("options", [("--from_scratch", "{}"), ("--model_name_or_path", "{base}")])
+def test_low_rank_needs_a_model_and_a_part_of_it(options, base, rows_file, tmp_path):
+    given = [option.format(base=base) if option == "{base}" else option for option in options]
+    paths = ("--train_files", rows_file, "--output_dir", tmp_path / "out")
+    assert "--lora-r 2 cannot be combined with" in fails(train_expert.main, *paths, *given, "--lora_r", 2)
 
 
 def test_a_new_model_learns_from_whole_rows_and_is_validated_on_definitions(rows_file, tmp_path):

@@ -44,7 +44,9 @@ class CheckpointTrainer(Trainer):
 
 def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args, cls: type | None = None, **options):
     """A Trainer on token ids with labels, which measures the perplexity of the validation rows."""
-    options |= trainer_options(model, training_args, splits, DataCollatorForDefinitions(tokenizer), tokenizer)
+    by_token = getattr(model.config, "routing_policy", "token") == "token"  # the others find the prompt by the labels
+    collator = DataCollatorForDefinitions(tokenizer, answers_only=by_token)
+    options |= trainer_options(model, training_args, splits, collator, tokenizer)
     options |= {"compute_metrics": perplexity_metric, "preprocess_logits_for_metrics": token_nll}
     return (cls or CheckpointTrainer)(**options)
 

@@ -19,7 +19,6 @@ from merge_tools.families import FAMILIES
 from run_tools.errors import UserError, short_repr
 from run_tools.model_loading import open_config
 from run_tools.model_options import describe_load_errors, open_with_tokenizer
-from run_tools.pretrained import resolve_model
 
 from ..common.arguments import RunFolderArguments
 from ..common.causal_training import add_lora, make_trainer, print_rank0, training_command
@@ -59,7 +58,7 @@ def load(args: ModelArguments):
     """The model, ready to be trained, and its tokenizer. Raises a `UserError` for a model that is not of a family that
     merging supports.
     """
-    name = resolve_model(args.model_name_or_path)
+    name = args.model_name_or_path
     with describe_load_errors("--model-name-or-path", name):
         model_type = open_config(name).model_type
     if model_type not in FAMILIES:

@@ -34,6 +34,9 @@ class ModelArguments:
     train: str = option(
         "all", "weights to train: all; mlp; or linear (MLPs, attention), which merging can keep apart", choices=TRAINED
     )
+    lora_r: int | None = option(
+        None, "train differences of this rank from the weights (LoRA); they are added at the end", least=1
+    )
     learn: Literal["definition", "row"] = option(
         "definition", "tokens with a loss: the definition; or, for a new model, the whole row"
     )
@@ -43,6 +46,11 @@ class ModelArguments:
             raise UserError(
                 f"model_name_or_path={self.model_name_or_path!r} and from_scratch={self.from_scratch!r}: a model is either "
                 "loaded or new. Pass one of them."
+            )
+        if self.lora_r is not None and (self.from_scratch is not None or self.train == "all"):
+            other = "--from-scratch" if self.from_scratch is not None else "--train all"
+            raise UserError(
+                f"--lora-r {self.lora_r} cannot be combined with {other}. Pass a --model-name-or-path, and --train mlp or linear."
             )
 
 
@@ -287,4 +295,7 @@ ARGUMENTS = {
     "run": (RunArguments,),
 }
 # the YAML files in this folder, by the command that they are for
-CONFIGS = {"train_expert": ("llama3_8b", "medium_gpu", "small_cpu"), "run": ("medium", "small")}
+CONFIGS = {
+    "train_expert": ("llama3_8b", "medium_gpu", "small_cpu", "smollm2_cpu"),
+    "run": ("medium", "small", "smollm2"),
+}

@@ -9,9 +9,10 @@ from merge_tools.clustering.embeddings import load_embedder
 from merge_tools.clustering.pipeline import check_options
 from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import UserError, one_line
-from run_tools.model_options import check_model
+from run_tools.pretrained import resolve_model
 
 from ..common.arguments import check_settings
+from ..common.option_kinds import check_model
 from .embedders import resolve_embedder
 from .steps import OUTPUTS, ROWS, TRAININGS, Plan, Step
 
@@ -104,7 +105,9 @@ def model_bytes(plan: Plan) -> int:
     base = plan.config["base"]
     settings = {"model_name_or_path": base} if isinstance(base, str) else plan.settings("base")
     if settings.get("model_name_or_path"):
-        return sum(path.stat().st_size for path in Path(settings["model_name_or_path"]).glob("*.safetensors"))
+        return sum(
+            path.stat().st_size for path in Path(resolve_model(settings["model_name_or_path"])).glob("*.safetensors")
+        )
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

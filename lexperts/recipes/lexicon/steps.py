@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from merge_tools.gate_modes import GATE_MODES
 from merge_tools.recipe import Recipe, read_recipe
 from run_tools.errors import UserError, short_repr
 from run_tools.fingerprints import digest, fingerprint
@@ -44,7 +45,7 @@ SET_BY_RECIPE = (
 )  # fmt: skip
 PLACES = re.compile(r".*_(files|path|base|model)|references|embedder|centroids")  # settings whose content counts
 WITHOUT_EFFECT = ("cache", "embedding_cache", "plot")
-EXPERT_ONLY = ("from_scratch", "attention_dropout", "train", "learn")  # options of train_expert
+EXPERT_ONLY = ("from_scratch", "attention_dropout", "train", "lora_r", "learn")  # options of train_expert
 ROUTER_ONLY = ("train", "router_aux_loss_coef", "lora", "lora_r")  # options of tune_router
 
 
@@ -237,14 +238,15 @@ class Plan:
     def mixture(self, base: str, clusters: str | None, parts: list[str], experts: list[str]) -> str:
         """Composes the experts."""
         settings = {"base_model": base, "seed": self.config["seed"], **self.config["compose"]}
-        by_centroid = settings.get("gate_mode") == "centroid"
-        if not parts and (by_centroid or settings.get("routing_policy") == "domain"):
+        mode = GATE_MODES.get(settings.get("gate_mode", "none"))
+        by_samples = mode is not None and mode.texts == "samples"
+        if not parts and (by_samples or settings.get("routing_policy") == "domain"):
             raise UserError(
-                "compose.gate_mode: centroid and compose.routing_policy: domain need clusters, and cluster.method is none. "
+                f"compose.gate_mode: {mode.name if by_samples else 'centroid'} and compose.routing_policy: domain need clusters, and cluster.method is none. "
                 "Use other values, such as compose.gate_mode: random."
             )
         settings["experts"] = [
-            {"source_model": model, "name": f"expert-{k}"} | ({"samples": parts[k]} if by_centroid else {})
+            {"source_model": model, "name": f"expert-{k}"} | ({"samples": parts[k]} if by_samples else {})
             for k, model in enumerate(experts)
         ]
         recipe = read_recipe(settings)

@@ -8,6 +8,8 @@ The output folder contains the model that `lexperts merge compose` reads, and it
 
 import json
 
+from peft import PeftModel
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from modeling_lexicon.data_lexicon import format_prompt
@@ -17,7 +19,7 @@ from run_tools.model_options import open_with_tokenizer
 from run_tools.yaml_files import check_names
 
 from ..common.arguments import RunFolderArguments
-from ..common.causal_training import make_trainer, print_rank0, training_command
+from ..common.causal_training import CheckpointTrainer, add_lora, make_trainer, print_rank0, training_command
 from ..common.run_folder import open_run
 from ..common.training import train_bpe
 from .arguments import TRAINED, DataArguments, ModelArguments
@@ -73,6 +75,16 @@ def load_or_create(args: ModelArguments, rows: list[dict], checkpoint: str | Non
     return new_model(fields, args.attention_dropout, tokenizer, seed), tokenizer
 
 
+class MergingTrainer(CheckpointTrainer):
+    """Adds the differences that LoRA has trained to the weights before the model is saved; checkpoints are adapters."""
+
+    def save_model(self, output_dir=None, _internal_call: bool = False):
+        """As in the Trainer."""
+        if not _internal_call and isinstance(self.model, PeftModel):
+            self.model = self.model_wrapped = self.model.merge_and_unload()
+        return super().save_model(output_dir, _internal_call)
+
+
 def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
     """Everything before training -> the trainer and the run folder. Raises all errors that the user can fix."""
     if model_args.from_scratch is not None:
@@ -80,12 +92,18 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     rows, overwrite = load_rows(data_args), folder_args.overwrite_output_dir
     folder = open_run("lexicon/train_expert.py", training_args, model_args, data_args, overwrite=overwrite)
     model, tokenizer = load_or_create(model_args, rows["train"], folder.start, training_args.seed)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad = TRAINED[model_args.train] in name
+    if model_args.lora_r is not None:
+        part = TRAINED[model_args.train]
+        names = [name for name, module in model.named_modules() if part in name and isinstance(module, nn.Linear)]
+        model = add_lora(model, model_args.lora_r, target_modules=names)
+    else:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad = TRAINED[model_args.train] in name
     splits = {name: make_dataset(name, split, tokenizer, data_args.max_length) for name, split in rows.items()}
     if model_args.learn == "row":
         splits["train"] = splits["train"].map(lambda row: {"labels": row["input_ids"]})
-    return make_trainer(model, tokenizer, splits, training_args), folder
+    cls = MergingTrainer if model_args.lora_r is not None else None
+    return make_trainer(model, tokenizer, splits, training_args, cls), folder
 
 
 main = training_command("lexicon", "train_expert", prepare, "eval_perplexity", "perplexity of the definitions {:.2f}")
