@@ -114,6 +114,13 @@ class DefinitionGenerator:
 
     def build_prompts(self, pairs: list[tuple[str, str]], first: int) -> list[list[int]]:
         """Terms and contexts, the first of which has the number `first` -> token ids."""
+        absent = [term for term, context in pairs if term.lower() not in context.lower()]
+        if absent and len(pairs) == 1:
+            logger.warning(
+                f"{absent[0]!r:.80} does not occur in its context, so that the definition may be of another sense."
+            )
+        elif absent:
+            logger.warning_once("Some terms do not occur in their contexts: their definitions may be of another sense.")
         return [self.build_prompt(*pair) for pair in pairs]
 
     def build_prompt(self, term: str, context: str) -> list[int]:
