@@ -7,6 +7,7 @@ MODEL := models/seke-minilm
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 LITE := $(VENV)/.lite
+SMOLLM2 := $(VENV)/.smollm2
 QUANTIZE := $(VENV)/.quantize
 DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
@@ -19,7 +20,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quickstart test test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility demo-check release-check clean
+.PHONY: help demo demo-smollm2 quickstart test test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility demo-check release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -27,10 +28,13 @@ help:  ## what there is to make
 demo: $(DEMO)  ## keyphrases of a paragraph, a long document and many texts, and a page that shows them
 	$(RUN) examples/demo.py $(ARGS)
 
+demo-smollm2: $(SMOLLM2)  ## definitions by the models over SmolLM2 (93 MB more to download)
+	$(RUN) examples/demo_smollm2.py $(ARGS)
+
 quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
 
-test: $(QUANTIZE) $(LITE)  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
+test: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
@@ -106,6 +110,12 @@ $(READY): $(DEMO)
 $(LITE): $(READY) $(wildcard lite/*.* lite/lexperts_lite/* keyphrase_tools/*.py run_tools/*.py run_tools/corpus/*.py)
 	$(PIP) --no-deps ./lite
 	touch $(LITE)
+
+# SmolLM2 once, and what training has added to it
+$(SMOLLM2): $(DEMO) $(wildcard models/smollm2/*.* models/*-smollm2/*.* models/*-smollm2/lexperts_*/*)
+	$(PIP) -c constraints.txt gguf ./models/smollm2
+	$(PIP) --no-deps ./models/lexicon-smollm2
+	touch $(SMOLLM2)
 
 $(DOCS): $(DEMO)
 	$(PIP) -c constraints.txt -e '.[docs,onnx]'
