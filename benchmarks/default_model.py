@@ -22,10 +22,10 @@ from keyphrase_sets import SPLIT_OF_SET, STYLE_OF_SET, STYLES, Documents, data_f
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
-from keyphrase_tools.default_model import find_default_model
 from keyphrase_tools.evaluation import score_phrases
 from lexperts.recipes.seke.scoring import join_neighbours
 from run_tools.fingerprints import fingerprint
+from run_tools.packaged import find_packaged
 
 PARAGRAPH = Path(__file__).resolve().parent.parent / "examples" / "corpus" / "paragraph.txt"
 FIRST = f"""
@@ -145,7 +145,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="of the time to the first result")
     options = parser.parse_args()
     extract = pipeline("keyphrase-extraction")
-    weights = fingerprint(Path(find_default_model()) / "model.safetensors")
+    weights = fingerprint(Path(find_packaged("default")) / "model.safetensors")
     if "sets" in options.only:
         measure_sets(options, extract, weights)
     for part in PARTS.keys() & set(options.only):

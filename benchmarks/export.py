@@ -26,15 +26,15 @@ WARM_UP = 48  # documents
 
 def export_graphs(options) -> dict[str, dict]:
     """Writes the graphs, and returns what `export_model` says of each."""
-    from keyphrase_tools.default_model import find_default_model
     from keyphrase_tools.export import export_model
+    from run_tools.packaged import find_packaged
 
     rows = read_jsonl(data_file(options.data, "inspec", "validation"))[: options.checked]
     rows = [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in rows]
     reports = {}
     for format, precision in GRAPHS:
         folder = options.work / f"{format}-{precision}"
-        report = export_model(find_default_model(), folder, format=format, precision=precision, evaluation=rows)
+        report = export_model(find_packaged("default"), folder, format=format, precision=precision, evaluation=rows)
         reports[f"{format} {precision}"] = report
         print(f"{format} {precision}: {report}", flush=True)
     return reports

@@ -24,9 +24,9 @@ from timing import interleaved
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
-from keyphrase_tools.default_model import find_default_model, locate_model
 from keyphrase_tools.export import export_model
 from run_tools.fingerprints import fingerprint
+from run_tools.packaged import find_packaged, locate_model
 
 SETS = ("inspec", "kp20k_sample", "semeval2010", "krapivin", "nus", "kpcrowd500", "duc2001", "stackexchange")
 TIMED = {"abstracts": ("inspec", 100), "news": ("duc2001", 30)}  # set, first documents
@@ -34,7 +34,7 @@ TEXT = "Graph cuts solve energy minimisation problems in computer vision."
 FIRST = {  # what prints the first keyphrases
     "tiny, int8": f"from lexperts_lite import extract_keyphrases; print(extract_keyphrases({TEXT!r}))",
     "default, int8": f"from lexperts_lite import KeyphraseExtractor; print(KeyphraseExtractor(sys.argv[1])({TEXT!r}))",
-    "tiny, float32": f"import lexperts; from transformers import pipeline; from keyphrase_tools.default_model import locate_model; "
+    "tiny, float32": f"import lexperts; from transformers import pipeline; from run_tools.packaged import locate_model; "
     f"print(pipeline('keyphrase-extraction', model=locate_model('tiny'))({TEXT!r}))",
     "default, float32": f"import lexperts; from transformers import pipeline; print(pipeline('keyphrase-extraction')({TEXT!r}))",
     "YAKE": f"import yake; print(yake.KeywordExtractor().extract_keywords({TEXT!r}))",
@@ -125,7 +125,7 @@ def start(options, systems) -> list[dict]:
 def size(options, systems) -> list[dict]:
     """Megabytes of the files of each model, and of the environment of lexperts-lite."""
     folders = {"tiny, int8": options.lite / "lexperts_lite" / "model", "default, int8": options.int8}
-    folders |= {"tiny, float32": Path(locate_model("tiny")), "default, float32": Path(find_default_model())}
+    folders |= {"tiny, float32": Path(locate_model("tiny")), "default, float32": Path(find_packaged("default"))}
     folders |= {"environment of lexperts-lite": Path(options.python).parent.parent}
     suffixes = {".onnx", ".safetensors", ".json"}
     rows = []
@@ -155,10 +155,10 @@ def main():
     options.lite = Path(json.loads(found)).parent
     options.int8 = options.work / "default-int8"
     if not (options.int8 / "config.json").exists():
-        export_model(find_default_model(), options.int8, precision="int8", max_loss=None)
+        export_model(find_packaged("default"), options.int8, precision="int8", max_loss=None)
     weights = {
         "tiny": fingerprint(Path(locate_model("tiny")) / "model.safetensors"),
-        "default": fingerprint(Path(find_default_model()) / "model.safetensors"),
+        "default": fingerprint(Path(find_packaged("default")) / "model.safetensors"),
     }
     settings = {"documents": options.documents, "rounds": options.rounds, "weights": weights, "peers": peer_versions()}
     record = Record(options.name, overwrite=options.overwrite, **settings)

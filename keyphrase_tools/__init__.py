@@ -3,7 +3,6 @@
 Other submodules are imported on first use: `keyphrase_tools.metrics.keyphrase_f1(...)`.
 """
 
-import logging
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -12,9 +11,9 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 import modeling_hypernet  # noqa: F401
 import modeling_seke  # noqa: F401  (so that one import is enough to open a checkpoint)
+from run_tools.packaged import DefaultModel
 from run_tools.versions import __version__ as __version__
 
-from .default_model import DefaultModel, NoDefaultWarning
 from .keyphrase_model import KeyphraseModel
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 
@@ -26,7 +25,6 @@ PIPELINE_REGISTRY.register_pipeline(
 PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"pt": (KeyphraseModel,)}
 # not register_pipeline(default=...): saved models would record the default, a local path
 PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"default": DefaultModel()}
-logging.getLogger("transformers.pipelines").addFilter(NoDefaultWarning())
 
 
 __all__ = ["KeyphraseExtractionPipeline"]

@@ -10,10 +10,10 @@ from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import describe_model
 from run_tools.memory import MemoryRelease
 from run_tools.model_options import is_packaged
+from run_tools.packaged import locate_model
 from run_tools.processes import prepare_process
 
 from .call_options import check_batch_size, check_call_options
-from .default_model import locate_model
 from .input_documents import split_into_blocks
 from .loading import open_extractor
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline

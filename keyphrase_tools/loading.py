@@ -16,8 +16,7 @@ def open_extractor(model: str | None = None, *, device: str | None = None, dtype
         ValueError: for a device or data type that is not available.
     """
     from run_tools.model_loading import open_pipeline
-
-    from .default_model import locate_model
+    from run_tools.packaged import locate_model
 
     model = locate_model(model)
     options |= {"dtype": parse_dtype(dtype)} | ({} if device is None else {"device": parse_device(device)})

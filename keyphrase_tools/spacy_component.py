@@ -12,9 +12,9 @@ from spacy.tokens import Doc, SpanGroup
 from spacy.util import minibatch
 
 from run_tools.model_loading import open_pipeline
+from run_tools.packaged import locate_model
 
 from . import TASK
-from .default_model import locate_model
 
 LABEL = "KEYPHRASE"
 

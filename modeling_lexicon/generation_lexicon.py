@@ -11,9 +11,12 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForSequenceClassification, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
 from transformers.utils import logging
 
+from .cache_lexicon import CACHE
 from .data_lexicon import PLAIN, format_prompt
+from .greedy_lexicon import can_shrink, decode_greedily
 
 logger = logging.get_logger(__name__)
 
@@ -114,6 +117,13 @@ class DefinitionGenerator:
 
     def build_prompts(self, pairs: list[tuple[str, str]], first: int) -> list[list[int]]:
         """Terms and contexts, the first of which has the number `first` -> token ids."""
+        absent = [term for term, context in pairs if term.lower() not in context.lower()]
+        if absent and len(pairs) == 1:
+            logger.warning(
+                f"{absent[0]!r:.80} does not occur in its context, so that the definition may be of another sense."
+            )
+        elif absent:
+            logger.warning_once("Some terms do not occur in their contexts: their definitions may be of another sense.")
         return [self.build_prompt(*pair) for pair in pairs]
 
     def build_prompt(self, term: str, context: str) -> list[int]:
@@ -278,7 +288,16 @@ class ChosenLogProbs(LogitsProcessor):
         self.beams, self.log_p, self.steps = 1, None, []
 
     def generate(self, model, input_ids, *, logits_processor, stopping_criteria, generation_config, **options):
-        """The sampling or beam search loop that `generate` would have run."""
+        """The loop that `generate` would have run, or for greedy decoding one whose batch shrinks."""
+        if can_shrink(model, logits_processor, stopping_criteria, generation_config, options):
+            length = generation_config.max_length - input_ids.shape[1]
+            ends, pad = (
+                getattr(generation_config, f"_{name}_token_tensor").flatten().tolist() for name in ("eos", "pad")
+            )
+            mask = options["attention_mask"]
+            tokens, log_p = decode_greedily(model, input_ids, mask, options[CACHE], length, ends, pad[0])
+            self.steps = [(of_step[:, None], p[:, None, None]) for of_step, p in zip(tokens.T, log_p.T, strict=True)]
+            return GenerateDecoderOnlyOutput(sequences=torch.cat([input_ids, tokens], 1))
         self.beams = generation_config.num_beams or 1
         loop = model._beam_search if self.beams > 1 else model._sample
         return loop(

@@ -17,6 +17,7 @@ from .errors import escape, short_repr
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 CONFIG = "config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+KEY_MAPPING = "key_mapping"  # of an index: the argument of that name of from_pretrained with which the checkpoint opens
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZER_FILES = (
     "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -88,6 +89,14 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         ) from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def read_key_mapping(folder: str | os.PathLike) -> dict[str, str]:
+    """The renaming of tensors with which the checkpoint in a folder opens, see `joined`; none for other checkpoints."""
+    index = Path(folder, INDEX)
+    metadata = read_object(index).get("metadata") if index.is_file() else None
+    mapping = metadata.get(KEY_MAPPING) if isinstance(metadata, dict) else None
+    return mapping if isinstance(mapping, dict) else {}
 
 
 def list_shards(path: Path) -> list[str]:

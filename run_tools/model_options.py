@@ -47,10 +47,11 @@ def parse_device(name: str | None):
     return torch.device(name)
 
 
-PACKAGED_MODELS = {
+PACKAGED_MODELS = {  # models by name -> packages
     "default": "lexperts_seke_minilm",
     "tiny": "lexperts_seke_tiny",
-}  # keyphrase models by name -> packages
+    "lexicon-smollm2": "lexperts_lexicon_smollm2",
+}
 
 
 def is_packaged(model: str | Path | None) -> bool:

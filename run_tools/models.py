@@ -10,6 +10,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from . import cards
+from .model_files import KEY_MAPPING, read_key_mapping
 from .model_loading import open_checked
 
 # Whether the model that is being loaded starts from a backbone's checkpoint, which lacks all new modules.
@@ -31,8 +32,14 @@ class CheckedModelMixin:
         a head that will be trained, and transformers warns; pipelines and commands refuse them.
         """
         kwargs["use_safetensors"] = kwargs.get("use_safetensors") is not False  # False: the caller trusts a pickle file
-        load = super().from_pretrained
-        return open_checked(cls, load, pretrained_model_name_or_path, *args, complete=False, **kwargs)
+        load, name = super().from_pretrained, pretrained_model_name_or_path
+        mapping = read_key_mapping(name) if isinstance(name, (str, os.PathLike)) and os.path.isdir(name) else {}
+        if not mapping or KEY_MAPPING in kwargs:
+            return open_checked(cls, load, name, *args, complete=False, **kwargs)
+        opened = open_checked(cls, load, name, *args, complete=False, key_mapping=mapping, **kwargs)
+        model = opened[0] if isinstance(opened, tuple) else opened
+        model.__dict__.pop("_weight_conversions", None)  # saved under its own names
+        return opened
 
     def _adjust_missing_and_unexpected_keys(self, loading_info):
         # The remaining keys are reported as a warning. A table of all new modules would hide real problems.

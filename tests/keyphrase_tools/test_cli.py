@@ -153,7 +153,7 @@ def test_a_style_is_passed_on_and_another_style_is_another_run(gold, tmp_path, m
 
 
 def test_without_the_default_model_a_command_says_what_to_install(gold, tmp_path, monkeypatch):
-    monkeypatch.setattr("keyphrase_tools.default_model.find_spec", lambda name: None)
+    monkeypatch.setattr("run_tools.packaged.find_spec", lambda name: None)
     for command in ("extract", "explain"):
         done = call(command, gold, tmp_path / "out")
         assert done.exit_code == 2 and "lexperts-seke-minilm" in done.output

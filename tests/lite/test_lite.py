@@ -218,8 +218,8 @@ def test_the_command_names_what_it_cannot_read(command, tmp_path, content, optio
 
 def test_the_model_of_the_package_is_that_of_the_small_model(lite):
     """The graph in the wheel, and what it says of the README's paragraph."""
-    from keyphrase_tools.default_model import find_packaged
     from run_tools.fingerprints import hash_weights
+    from run_tools.packaged import find_packaged
 
     graph, tiny = LITE / "lexperts_lite" / "model", find_packaged("tiny")
     assert sum(file.stat().st_size for file in graph.rglob("*") if file.is_file()) < 12e6

@@ -520,3 +520,27 @@ def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_rep
         assert done.exit_code == 0 and "1 could not be processed" in done.output, done.output
     assert output.read_bytes() == whole.read_bytes()
     assert read_rows(output)[6] == rows[6] | {"error": "it has no 'term' or no 'context'"}
+
+
+@pytest.mark.parametrize("options, count", [((), 1), (("--num-definitions", "3"), 3), (("--best-of", "4"), 1)])
+def test_a_term_of_the_command_line_is_defined(options, count, folder, monkeypatch):
+    command = ["term", "bell", "-c", "the bell rang", "--json", *options]
+    monkeypatch.setattr("run_tools.packaged.find_packaged", lambda name: str(folder / "dense"))
+    given = CliRunner().invoke(app, [*command, "-m", str(folder / "dense")])
+    by_default = CliRunner().invoke(app, command)
+    found = json.loads(given.stdout.splitlines()[-1])
+    assert 1 <= len(found) <= count and {"term", "definition", "score"} <= found[0].keys()
+    assert json.loads(by_default.stdout.splitlines()[-1]) == found
+
+
+def test_a_term_without_a_context_of_its_own_is_defined_with_a_warning(folder, monkeypatch):
+    said = []
+    logger = SimpleNamespace(warning=said.append, warning_once=said.append)
+    monkeypatch.setattr("modeling_lexicon.generation_lexicon.logger", logger)
+    define, rows = pipeline("definition-modeling", model=str(folder / "dense")), []
+    for term in ("gong", "Bell"):
+        rows.append({"term": term, "context": "the bell rang"})
+        assert define(rows[-1])["term"] == term
+    assert len(said) == 1 and "'gong' does not occur in its context" in said[0]
+    assert define(rows) == [define(row) for row in rows]
+    assert any(text.startswith("Some terms do not occur") for text in said)

@@ -15,9 +15,9 @@ from huggingface_hub import ModelCard
 from transformers import AutoConfig, AutoModelForTokenClassification
 
 from keyphrase_tools.cards import build_card, read_record
-from keyphrase_tools.default_model import find_default_model
 from lexperts.recipes.seke.train import main
 from run_tools.cards import is_hub_id
+from run_tools.packaged import find_packaged
 from tests.loopback_hub import LoopbackHub
 from tests.recipes.helpers import run_main, write_rows
 
@@ -122,7 +122,7 @@ def test_the_default_model_is_trained_further(train_here, tmp_path):
     pytest.importorskip("lexperts_seke_minilm", reason="the default model is not installed")
     status, error = train_here(tmp_path, "--start-from", "default", "--learning-rate", 1e-3)
     assert status == 0, error
-    found = Path(find_default_model())
+    found = Path(find_packaged("default"))
     trained, start = (AutoModelForTokenClassification.from_pretrained(folder) for folder in (tmp_path, found))
     assert trained.config.styles == start.config.styles and read_record(tmp_path)["model"]["backbone"] == found.name
     changed = {name for name, p in start.named_parameters() if not torch.equal(p, trained.get_parameter(name))}

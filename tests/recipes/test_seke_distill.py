@@ -9,7 +9,6 @@ import torch
 from transformers import pipeline
 
 from keyphrase_tools.cards import build_card, read_record
-from keyphrase_tools.default_model import find_default_model
 from keyphrase_tools.export import export_model
 from lexperts.recipes.seke.arguments import ModelArguments
 from lexperts.recipes.seke.distill import (
@@ -22,6 +21,7 @@ from lexperts.recipes.seke.distill import (
 )
 from modeling_seke import SekeForTokenClassification
 from run_tools.errors import UserError
+from run_tools.packaged import find_packaged
 from tests.recipes.test_seke import CORPUS, run_main
 from tests.recipes.test_seke import main as train_seke
 
@@ -184,7 +184,7 @@ def test_options_of_a_student_need_a_teacher():
     with pytest.raises(UserError, match="--student-layers 3 needs --teacher"):
         ModelArguments(student_layers=3)
     args = ModelArguments(teacher="default", lora=False)
-    assert args.teacher == find_default_model()
+    assert args.teacher == find_packaged("default")
     assert (args.teacher_weight, args.student_hidden_size, args.student_layers) == (0.8, 128, 2)
 
 

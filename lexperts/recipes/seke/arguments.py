@@ -57,7 +57,7 @@ class ModelArguments:
                 f"--num-experts-per-tok {self.num_experts_per_tok} exceeds --num-experts {self.num_experts}. Use a smaller one."
             )
         if {self.start_from, self.teacher} & PACKAGED_MODELS.keys():
-            from keyphrase_tools.default_model import locate_model
+            from run_tools.packaged import locate_model
 
             self.start_from, self.teacher = (name and locate_model(name) for name in (self.start_from, self.teacher))
         self.check_teacher()

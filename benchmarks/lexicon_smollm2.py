@@ -1,0 +1,92 @@
+"""Do mixtures over a real Llama define better than dense models? LM-Lexicon on SmolLM2-135M, dictionary by dictionary.
+
+    pip install ./models/smollm2
+    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                     # WordNet: two hours on two cores
+    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --gpu \\
+        --dictionaries wordnet oxford urban all --seeds 42 84 21 --prompted            # on a GPU
+
+`lexperts define run smollm2` with named changes (`ablations.yml`), greedy definitions of the test rows: `main` is the recipe, a model that
+was fine-tuned on all rows and experts that start from it; `experts_1` the same training without a split, a dense model; `paper` has
+experts that start from SmolLM2 itself, as in the paper. `prompted` is SmolLM2 without training, with examples in the prompt, as a
+conversation. No term is in two splits of a dictionary, and no definition in WordNet's. The intervals of scores and of differences
+from the dense model are bootstrapped over rows. `all` are the three dictionaries together, tested on the rows of all.
+"""
+
+import json
+from pathlib import Path
+
+from common import make_parser, run_lexperts, write
+
+DICTIONARIES = ("wordnet", "oxford", "urban")
+DENSE, PROMPTED, SHOTS = "experts_1", "prompted", (0, 4)
+SYSTEMS = ("main", DENSE, "paper")
+SPLITS = ("train", "validation", "test")
+
+
+def rows_of(options, name: str) -> dict[str, list[Path]]:
+    """The files of each split."""
+    parts = DICTIONARIES if name == "all" else (name,)
+    return {split: [options.data / "definitions" / part / f"{split}.jsonl" for part in parts] for split in SPLITS}
+
+
+def recipe(options, name: str, system: str, seed: int) -> Path:
+    """Runs the recipe with a named change -> the file of definitions."""
+    files = {f"{split}_files": [str(path) for path in paths] for split, paths in rows_of(options, name).items()}
+    changes = [f"seed={seed}", "best=null", *(f"{key}={json.dumps(value)}" for key, value in files.items())]
+    if options.gpu:
+        changes += [
+            f"{section}.use_cpu=false"
+            for section in ("expert", "shared_finetune")
+            if system != "paper" or section == "expert"
+        ]
+    work = options.work / name
+    settings = {"work_dir": work, "set": changes, "ablation": system, "jobs": options.jobs}
+    run_lexperts("define", "run", "smollm2", log=work / f"{system}-{seed}.log", threads=options.threads, **settings)
+    report = json.loads((work / ("run.json" if system == "main" else f"run.{system}.json")).read_text(encoding="utf-8"))
+    (folder,) = (Path(step["folder"]) for step in report["steps"] if step["name"] == "plain")
+    return folder / "out" / "definitions.jsonl"
+
+
+def prompted(options, name: str) -> dict[str, Path]:
+    """Definitions by SmolLM2 with examples in the prompt -> the file of each number of examples."""
+    rows, output = rows_of(options, name), options.work / name / "prompted.jsonl"
+    given = {"train_files": rows["train"], "test_files": rows["test"], "shots": list(SHOTS), "output": output}
+    given |= {"batch_size": 32, "max_new_tokens": 32, "dtype": "bfloat16", "chat": "true"}
+    log = options.work / name / "prompted.log"
+    run_lexperts("define", "in-context", log=log, threads=options.threads, model_name_or_path="smollm2", **given)
+    return {f"{PROMPTED}, {shots} examples": output.with_name(f"prompted.shots{shots}.jsonl") for shots in SHOTS}
+
+
+def measure(options, name: str) -> dict:
+    """The scores of all systems on a dictionary, and their differences from the dense model."""
+    systems = {system: [recipe(options, name, system, seed) for seed in options.seeds] for system in options.systems}
+    if options.prompted:
+        systems |= {system: [path] for system, path in prompted(options, name).items()}
+    files = [f"{system}={path}" for system, paths in systems.items() for path in paths]
+    output = options.work / name / "scores"
+    given = {"files": files, "metrics": ["bleu", "rouge"], "output_dir": output}
+    given |= {"baseline": DENSE} if DENSE in systems else {}
+    run_lexperts("evaluate", "definitions", log=output.with_suffix(".log"), **given)
+    scores = json.loads((output / "scores.json").read_text(encoding="utf-8"))
+    for system, own in scores["systems"].items():
+        print(name, system, {m: round(value["mean"], 2) for m, value in own["context"].items()}, flush=True)
+    return {"dictionary": name, **{key: scores[key] for key in ("rows", "systems", "tests", "metrics")}}
+
+
+def main():
+    """Runs what is missing, and writes the results."""
+    parser = make_parser(__doc__, "lexicon_smollm2", "definitions/", work=True)
+    parser.add_argument("--dictionaries", nargs="+", choices=(*DICTIONARIES, "all"), default=["wordnet"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), help="named changes of the recipe")
+    parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
+    parser.add_argument("--threads", type=int, help="threads of each process; by default torch's choice")
+    parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
+    options = parser.parse_args()
+    rows = [measure(options, name) for name in options.dictionaries]
+    settings = {"dictionaries": options.dictionaries, "seeds": options.seeds, "systems": options.systems}
+    write(options.name, rows, **settings, shots=list(SHOTS) if options.prompted else [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Takes over a model that was trained over SmolLM2 into a package: what training has added, in 8 bits, and no weight of SmolLM2.
+
+python models/pack_smollm2.py lexicon-smollm2 runs/lexicon-smollm2/steps/mixture-*/out
+"""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+from pack import HUB_ONLY, MODELS, order_metadata
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from merge_tools.low_rank import decompose, spectrum
+from run_tools.joined import SCALE, TRAINED, digest_of, quantize
+from run_tools.model_files import KEY_MAPPING
+from run_tools.pretrained import unpacked
+
+BACKBONE = "smollm2"
+# names in a mixture with experts of low rank -> in a Llama
+BASE = re.compile(r"(.*)\.block_sparse_moe\.base\.(w[123])\.weight")
+DENSE = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+MAPPING = {rf"\.mlp\.{dense}\.weight$": f".block_sparse_moe.base.{short}.weight" for short, dense in DENSE.items()}
+NEGLIGIBLE = 1e-5  # of the largest singular value
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a file in float32."""
+    import torch
+
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name).to(torch.float32).numpy() for name in file.keys()}  # noqa: SIM118  (not a mapping)
+
+
+def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], int]:
+    """What a model has beyond its backbone, and the rank of what its experts share. Raises a `SystemExit` for other changed weights."""
+    new, rank = {}, 0
+    for name, tensor in model.items():
+        if match := BASE.fullmatch(name):
+            layer, short = match.groups()
+            difference = (tensor - backbone[f"{layer}.mlp.{DENSE[short]}.weight"]).astype(np.float64)
+            squares, _ = spectrum(difference)
+            own = int((squares > NEGLIGIBLE**2 * squares.max()).sum()) if squares.max() > 0 else 0
+            rank = max(rank, own)
+            new[f"{layer}.block_sparse_moe.experts.*.{short}"] = difference
+        elif name not in backbone:
+            new[name] = tensor
+        elif not (tensor == backbone[name]).all():
+            raise SystemExit(f"{name} was changed, which the package cannot hold. Train MLPs only.")
+    for name in [name for name in new if name.endswith(tuple(DENSE))]:
+        a, b, _ = decompose(new.pop(name), rank) if rank else (None, None, None)
+        if rank:
+            new |= {f"{name}.A.weight": a.astype(np.float32), f"{name}.B.weight": b.astype(np.float32)}
+    return new, rank
+
+
+def pack(run: Path, folder: Path) -> None:
+    """Writes the files of a package: `trained.safetensors`, the configuration and the tokenizer."""
+    weights = unpacked(BACKBONE) / "model.safetensors"
+    new, shared = added(read(run / "model.safetensors"), read(weights))
+    tensors = {}
+    for name, tensor in new.items():
+        if name.endswith((".A.weight", ".B.weight")):
+            tensors[name], tensors[name + SCALE] = quantize(tensor)
+        else:
+            tensors[name] = tensor.astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    metadata = {
+        "backbone": BACKBONE,
+        "backbone_digest": digest_of(weights),
+        KEY_MAPPING: json.dumps(MAPPING),
+        "format": "pt",
+    }
+    save_file(tensors, folder / TRAINED, metadata)
+    order_metadata(folder / TRAINED, tuple(metadata))
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    config = {name: value for name, value in config.items() if name not in HUB_ONLY} | {"dtype": "bfloat16"}
+    config["expert_rank"] += shared
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    for path in run.iterdir():
+        if path.name.startswith("tokenizer") or path.name in ("generation_config.json", "chat_template.jinja"):
+            shutil.copyfile(path, folder / path.name)
+    size = (folder / TRAINED).stat().st_size / 1e6
+    print(f"{len(new)} tensors, {size:.1f} MB; experts of rank {config['expert_rank']}, {shared} of it shared")
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[2]), MODELS / sys.argv[1] / f"lexperts_{sys.argv[1].replace('-', '_')}")

@@ -1,0 +1,136 @@
+"""Models whose package holds only what training has added to a packaged model: opened with it, and with one copy of it on disk.
+
+A package has `trained.safetensors`, config.json and the tokenizer. On first use a folder in the cache gets these, a hard link to the
+unpacked model, and the index of a checkpoint in two files, which `from_pretrained` opens.
+
+In `trained.safetensors` a thin matrix of 8 bits is one of int8 and, as NAME.scale, the scales of the rank's dimensions. A name with `.*.` is the part that all
+experts share: it stands before each expert's own, along the rank, which is the shorter side.
+"""
+
+import json
+import os
+import re
+import shutil
+from hashlib import blake2b
+from pathlib import Path
+
+from .claims import locked, remove_empty
+from .errors import UserError
+from .files import hash_file
+from .model_files import KEY_MAPPING
+from .pretrained import cache_folder, unpacked
+
+TRAINED, BACKBONE, INDEX = "trained.safetensors", "backbone.safetensors", "model.safetensors.index.json"
+SCALE, ANY_EXPERT = ".scale", ".*."
+COPIED = (".json", ".txt", ".jinja", ".md")
+
+
+def is_partial(package: Path) -> bool:
+    """Whether the folder of a package lacks the model that its weights were added to."""
+    return (package / TRAINED).is_file() and not (package / "model.safetensors").exists()
+
+
+def joined(package: Path) -> Path:
+    """The folder in the cache with the complete model of a package; written on first use.
+
+    Raises:
+        UserError: if the packaged model that it was trained on is not installed, or was changed.
+    """
+    digest = hash_file(package / TRAINED)[:12]
+    folder = cache_folder() / f"{package.name}-{digest}"
+    if not folder.is_dir():  # renamed when it was complete
+        workplace = folder.with_name(f".{folder.name}")
+        with locked(workplace):
+            if not folder.is_dir():
+                staging = workplace / "new"  # what a process that was killed has left there is ours
+                shutil.rmtree(staging, ignore_errors=True)
+                staging.mkdir(parents=True)
+                join(package, staging)
+                staging.rename(folder)
+        remove_empty(workplace)
+    about = json.loads((folder / INDEX).read_text(encoding="utf-8"))["metadata"]
+    if state_of(folder / BACKBONE) != about["backbone_state"]:
+        check_backbone(folder / BACKBONE, about["backbone_digest"], folder)
+    return folder
+
+
+def join(package: Path, folder: Path) -> None:
+    """Writes the complete model of a package into an empty folder."""
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    with safe_open(package / TRAINED, "np") as file:
+        about, stored = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+    original = unpacked(about["backbone"])
+    weights = original / "model.safetensors"
+    check_backbone(weights, about["backbone_digest"], original)
+    for path in package.iterdir():
+        if path.suffix in COPIED:
+            shutil.copyfile(path, folder / path.name)
+    tensors = expand(stored)
+    save_file(tensors, folder / TRAINED, {"format": "pt"})
+    try:
+        os.link(weights, folder / BACKBONE)
+    except OSError:  # a file system without hard links
+        shutil.copy2(weights, folder / BACKBONE)
+    with safe_open(weights, "np") as file:
+        places = dict.fromkeys(file.keys(), BACKBONE) | dict.fromkeys(tensors, TRAINED)
+    total = sum((folder / name).stat().st_size for name in (BACKBONE, TRAINED))
+    metadata = {"total_size": total, KEY_MAPPING: json.loads(about[KEY_MAPPING])}
+    metadata |= {"backbone_digest": about["backbone_digest"], "backbone_state": state_of(folder / BACKBONE)}
+    (folder / INDEX).write_text(json.dumps({"metadata": metadata, "weight_map": places}, indent=1), encoding="utf-8")
+
+
+def expand(stored: dict) -> dict:
+    """The tensors of a `trained.safetensors` as arrays -> as they are in a checkpoint, in float16."""
+    import numpy as np
+
+    tensors = {name: array for name, array in stored.items() if not name.endswith(SCALE)}
+    for name, array in tensors.items():
+        if array.dtype == np.int8:
+            tensors[name] = (array * stored[name + SCALE].astype(np.float32)).astype(np.float16)
+    for name in [name for name in tensors if ANY_EXPERT in name]:
+        common, pattern = tensors.pop(name), re.compile(re.escape(name).replace(r"\*", r"\d+"))
+        for own in filter(pattern.fullmatch, tensors):
+            axis = int(tensors[own].shape[0] > tensors[own].shape[1])
+            tensors[own] = np.ascontiguousarray(np.concatenate([common, tensors[own]], axis))
+    return tensors
+
+
+def quantize(factor):
+    """A thin matrix of floats (m, n) -> int8 (m, n), and one scale for each of the rank's dimensions, (m, 1) or (1, n), float16."""
+    import numpy as np
+
+    scale = (np.abs(factor).max(int(factor.shape[0] < factor.shape[1]), keepdims=True) / 127).astype(np.float16)
+    steps = np.divide(factor, scale, out=np.zeros(factor.shape, np.float32), where=scale > 0, dtype=np.float32)
+    return np.clip(np.rint(steps), -127, 127).astype(np.int8), scale
+
+
+def digest_of(weights: Path) -> str:
+    """A hash of the names, types, shapes and values of the tensors in a file, which another version of safetensors writes otherwise."""
+    hashed = blake2b(digest_size=16)
+    with open(weights, "rb") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        header.pop("__metadata__", None)
+        for name, entry in sorted(header.items()):
+            start, end = entry["data_offsets"]
+            stream.seek(8 + size + start)
+            hashed.update(json.dumps([name, entry["dtype"], entry["shape"]]).encode())
+            hashed.update(stream.read(end - start))
+    return hashed.hexdigest()
+
+
+def state_of(path: Path) -> list[int]:
+    """Size and time of the last change of a file: while they are the same, it is not read again."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def check_backbone(weights: Path, digest: str, folder: Path) -> None:
+    """Raises a `UserError` if the weights are not those that a model was trained on."""
+    if digest_of(weights) != digest:
+        raise UserError(
+            f"{weights} is not the model that the weights of the package were added to: its tensors have another hash. Delete the folder "
+            f"{folder}, which is written again."
+        )
