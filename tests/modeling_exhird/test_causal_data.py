@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import pipeline
 
-from modeling_exhird import DataCollatorForPrompts, tokenize_prompts
+import lexperts  # noqa: F401  (registers the pipelines)
+from modeling_exhird import DataCollatorForPrompts, ExhirdForCausalLM, ExhirdForKeyphraseGeneration, tokenize_prompts
 from modeling_exhird.causal_data_exhird import CausalKeyphraseGenerator, PromptFormat
+from run_tools.model_loading import PipelineLoadingError
 
 from .causal import causal_rows, causal_tokenizer, fitted, tiny_causal
 from .conftest import DOCUMENTS
@@ -135,6 +137,20 @@ def test_the_pipeline_finds_phrases_with_offsets_and_scores(generate, options):
         assert without_scores(alone) == without_scores(phrases)
         assert [p["score"] for p in alone] == pytest.approx([p["score"] for p in phrases], rel=1e-2)
     assert generate("", **options) == generate("...", **options) == []
+
+
+def test_the_task_opens_both_kinds_of_models(generate, tiny_exhird, tokenizer_for, tmp_path):
+    generate.save_pretrained(tmp_path / "decoder")
+    for part in (tiny_exhird("bigru"), tokenizer_for("bigru")):
+        part.save_pretrained(tmp_path / "encoder")
+    opened = {name: pipeline("keyphrase-generation", model=str(tmp_path / name)) for name in ("decoder", "encoder")}
+    assert type(opened["decoder"].model) is ExhirdForCausalLM
+    assert type(opened["encoder"].model) is ExhirdForKeyphraseGeneration
+    assert opened["decoder"](documents()) == generate(documents())
+    weights = tmp_path / "decoder" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(PipelineLoadingError, match="truncated or damaged"):
+        pipeline("keyphrase-generation", model=str(tmp_path / "decoder"))
 
 
 def test_duplicates_by_stems_are_dropped():

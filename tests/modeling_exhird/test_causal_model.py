@@ -179,6 +179,17 @@ def test_phrase_by_phrase_is_greedy_search(window):
             assert row[:60] == ids[: len(row)]
 
 
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_every_kind_of_decoder_writes_what_generate_writes(kind):
+    model, batch = tiny_causal(kind), padded(prompts())
+    for window in (0, 2):
+        options = {"max_phrases": 1, "max_tokens_per_phrase": 6, "exclusion_window": window}
+        written, width = model.generate_phrases(**batch, **options).ids[:, 0, :6], batch["input_ids"].shape[1]
+        expected = model.generate(**batch, max_new_tokens=6, do_sample=False, exclusion_window=window)[:, width:]
+        ended = torch.isin(written, torch.tensor([*model.config.marks, *model.config.ends])).cumsum(1) > 0
+        assert torch.equal(written.masked_fill(ended, 0), expected.masked_fill(ended, 0)) and not ended.all()
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 def test_phrases_do_not_depend_on_the_batch_and_the_side_of_padding(beams):
     model, rows = fitted(), prompts()
