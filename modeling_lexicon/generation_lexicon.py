@@ -294,7 +294,8 @@ class ChosenLogProbs(LogitsProcessor):
             ends, pad = (
                 getattr(generation_config, f"_{name}_token_tensor").flatten().tolist() for name in ("eos", "pad")
             )
-            mask = options["attention_mask"]
+            mask = options.get("attention_mask")  # generate() drops a mask without zeros
+            mask = torch.ones_like(input_ids) if mask is None else mask
             tokens, log_p = decode_greedily(model, input_ids, mask, options[CACHE], length, ends, pad[0])
             self.steps = [(of_step[:, None], p[:, None, None]) for of_step, p in zip(tokens.T, log_p.T, strict=True)]
             return GenerateDecoderOnlyOutput(sequences=torch.cat([input_ids, tokens], 1))
