@@ -214,7 +214,8 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
         """
         if labels is not None:
             if num_items_in_batch is None:
-                num_items_in_batch = (kwargs.get("shift_labels", labels[:, 1:]) != -100).sum()
+                targets = kwargs.get("shift_labels")
+                num_items_in_batch = ((labels[:, 1:] if targets is None else targets) != -100).sum()
             # a batch without labels has the loss 0
             kwargs["num_items_in_batch"] = torch.as_tensor(num_items_in_batch).clamp(min=1)
         return self.backbone(

@@ -75,7 +75,18 @@ def test_a_decoder_is_trained_scored_and_run_on_files(backbone, files, tmp_path,
     scores = json.loads((output / "scores.json").read_text())["mine"]
     assert scores["documents"] == 2 and {"present", "absent", "total", "repeats"} <= set(scores)
 
-    options = ["--model", str(output), "--device", "cpu", "--batch-size", "2", "--exclusion-window", "-1", "--max-phrases", "3"]
+    options = [
+        "--model",
+        str(output),
+        "--device",
+        "cpu",
+        "--batch-size",
+        "2",
+        "--exclusion-window",
+        "-1",
+        "--max-phrases",
+        "3",
+    ]
     done = CliRunner().invoke(app, ["generate", files, str(tmp_path / "out.jsonl"), *options])
     assert done.exit_code == 0, done.output
     written = [json.loads(line)["keyphrases"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
