@@ -19,7 +19,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import logging
 
-from .tokenization_exhird import DIGIT, MARKS, TITLE_END, EncodedSource, ExhirdTokenizer
+from .tokenization_exhird import DIGIT, MARKS, TITLE_END, EncodedSource, ExhirdTokenizer, split_words
 
 logger = logging.get_logger(__name__)
 
@@ -41,27 +41,33 @@ def stem(word: str) -> str:
     return _stemmer().stem(word)
 
 
-def clean_keyphrases(
-    keyphrases: Sequence[str] | str | None, tokenizer: ExhirdTokenizer, max_words: int | None = 6
-) -> list[list[str]]:
-    """Keyphrases -> their words, without `?` and without text in parentheses; a `;` separates phrases.
-
-    Phrases of more than `max_words` words, and those without a letter or digit, are dropped.
-
-    >>> clean_keyphrases("Graph cuts (GC); min-cut?;", tokenizer)
-    [['graph', 'cuts'], ['min', 'cut']]
-    """
-    texts = [keyphrases] if isinstance(keyphrases, str) else keyphrases or ()
+def split_keyphrases(keyphrases: Sequence[str] | str | None) -> list[str]:
+    """Keyphrases as texts, without `?` and without text in parentheses; a `;` separates phrases."""
     phrases = []
-    for text in texts:
+    for text in [keyphrases] if isinstance(keyphrases, str) else keyphrases or ():
         text, previous = (text or "").replace("?", ""), None
         while text != previous:
             text, previous = re.sub(r"\([^()]*\)", " ", text), text
-        for part in text.split(";"):
-            words = [word for word, _, _ in tokenizer.split_words(part) if word not in _NO_WORDS]
-            if has_words(words) and (max_words is None or len(words) <= max_words):
-                phrases.append(words)
+        phrases += text.split(";")
     return phrases
+
+
+def clean_keyphrases(keyphrases: Sequence[str] | str | None, max_words: int | None = 6) -> list[list[str]]:
+    """The words of keyphrases, see `split_keyphrases`.
+
+    Phrases of more than `max_words` words, and those without a letter or digit, are dropped.
+
+    >>> clean_keyphrases("Graph cuts (GC); min-cut?;")
+    [['graph', 'cuts'], ['min', 'cut']]
+    """
+    phrases = map(phrase_words, split_keyphrases(keyphrases))
+    return [words for words in phrases if has_words(words) and (max_words is None or len(words) <= max_words)]
+
+
+def phrase_words(text: str, known_numbers: bool = False) -> list[str]:
+    """The normalised words of a keyphrase, without marks; with `known_numbers` a number is itself, and not `<digit>`."""
+    words = [split for split in split_words(text) if split[0] not in _NO_WORDS]
+    return [text[start:end] if known_numbers and word == DIGIT else word for word, start, end in words]
 
 
 def has_words(words: Iterable[str]) -> bool:
@@ -195,14 +201,7 @@ def tokenize_documents(
     """
     if on_long not in ON_LONG:
         raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
-    if title_column == "title" and "title" not in batch:
-        title_column = None
-    for column in filter(None, (text_column, keyphrases_column, title_column)):
-        if column not in batch:
-            raise ValueError(
-                f"The column {column!r} is missing; the columns are {', '.join(map(repr, batch))}. "
-                "Name yours with text_column=, keyphrases_column= and title_column=."
-            )
+    title_column = find_columns(batch, text_column, title_column, keyphrases_column)
     limits = EncodeLimits(max_source_length, max_target_length, on_long, max_words, max_phrases)
     counts: Counter[str] = Counter()
     rows = []
@@ -214,6 +213,21 @@ def tokenize_documents(
     names = ["input_ids", "copy_ids", *(["labels"] if keyphrases_column else [])]
     names += [] if tokenizer.subword_tokenizer is None else SUBWORD_COLUMNS
     return {name: [row[name] for row in rows if row is not None] for name in names}
+
+
+def find_columns(
+    batch: Mapping, text_column: str, title_column: str | None, keyphrases_column: str | None
+) -> str | None:
+    """The column of titles, `None` without one. Raises a `ValueError` for a missing column."""
+    if title_column == "title" and "title" not in batch:
+        title_column = None
+    for column in filter(None, (text_column, keyphrases_column, title_column)):
+        if column not in batch:
+            raise ValueError(
+                f"The column {column!r} is missing; the columns are {', '.join(map(repr, batch))}. "
+                "Name yours with text_column=, keyphrases_column= and title_column=."
+            )
+    return title_column
 
 
 def join_words(text: str | Sequence[str] | None) -> str:
@@ -262,7 +276,7 @@ def document_labels(
     keyphrases, source: EncodedSource, tokenizer, limits: EncodeLimits, counts: Counter
 ) -> list[list[int]]:
     """A document's rows of labels, not yet limited in their total length; dropped long phrases are counted."""
-    cleaned = clean_keyphrases(keyphrases, tokenizer, None)
+    cleaned = clean_keyphrases(keyphrases, None)
     phrases = [phrase for phrase in cleaned if limits.max_words is None or len(phrase) <= limits.max_words]
     counts["phrases"] += len(cleaned)
     counts["long_phrases"] += len(cleaned) - len(phrases)

@@ -243,15 +243,21 @@ class KeyphraseGenerator:
         for name, value in (("batch_size", batch_size), ("num_keyphrases", num_keyphrases)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1.")
-        if len(tokenizer) != model.config.vocab_size:
-            raise ValueError(
-                f"The tokenizer has {len(tokenizer):,} words, but the model has {model.config.vocab_size:,}. "
-                "Load both from the same checkpoint."
-            )
         self.model, self.tokenizer = model, tokenizer
-        self.collator = DataCollatorForKeyphraseGeneration(tokenizer)
         self.num_keyphrases, self.batch_size, self.raw = num_keyphrases, batch_size, raw
         self.generate_kwargs = generate_kwargs
+        self.set_up()
+
+    def set_up(self):
+        """Checks that model and tokenizer belong together, and makes what batches need."""
+        if len(self.tokenizer) != self.model.config.vocab_size:
+            raise ValueError(
+                f"The tokenizer has {len(self.tokenizer):,} words, but the model has {self.model.config.vocab_size:,}. "
+                "Load both from the same checkpoint."
+            )
+        self.collator = DataCollatorForKeyphraseGeneration(self.tokenizer)
+        # a model that was trained too little may write a word in place of a phrase's start: one too many
+        self.max_words = self.generate_kwargs.get("max_words_per_phrase") or self.model.config.max_words_per_phrase
 
     def stream(self, documents: Iterable) -> Iterator[list]:
         """Documents -> their keyphrases, in order; reads `SORT_WINDOW` batches at a time."""
@@ -262,7 +268,7 @@ class KeyphraseGenerator:
 
     def __call__(self, documents: Sequence[tuple[str | None, str]]) -> list[list]:
         """Titles and texts -> their keyphrases. The model is in eval mode meanwhile."""
-        sources = [self.tokenizer.encode_source(text, title) for title, text in documents]
+        sources = self.encode(documents)
         results: list[list] = [[] for _ in documents]
         order = [i for i in range(len(sources)) if sources[i].input_ids]
         order.sort(key=lambda i: len(sources[i].input_ids), reverse=True)
@@ -274,13 +280,17 @@ class KeyphraseGenerator:
                 outputs = self.generate_batch([documents[i] for i in batch], [sources[i] for i in batch])
                 for i, ids, log_probs in zip(batch, outputs.ids.tolist(), outputs.log_probs.tolist(), strict=True):
                     if self.raw:
-                        results[i] = [words for _, words in self.decode_rows(ids, sources[i])]
+                        results[i] = [words for _, words, _ in self.decode_rows(ids, sources[i])]
                     else:
                         results[i] = self.postprocess(ids, log_probs, sources[i], documents[i])
         finally:
             for module in training:
                 module.training = True
         return results
+
+    def encode(self, documents: Sequence[tuple[str | None, str]]) -> list:
+        """Titles and texts -> what the model reads of them, with `input_ids`, and their `words` and `offsets`."""
+        return [self.tokenizer.encode_source(text, title) for title, text in documents]
 
     def generate_batch(self, documents, sources) -> ExhirdGenerateOutput:
         """Collates documents and calls `generate_phrases`."""
@@ -293,35 +303,36 @@ class KeyphraseGenerator:
         batch = {name: x.to(self.model.device) for name, x in self.collator(rows).items()}
         return self.model.generate_phrases(**batch, **self.generate_kwargs)
 
-    def decode_rows(self, ids: list[list[int]], source) -> list[tuple[int, list[str]]]:
-        """Rows of extended ids -> (row number, words) of each phrase, without marks and without empty phrases."""
+    def decode_rows(self, ids: list[list[int]], source) -> list[tuple[int, list[str], str | None]]:
+        """Rows of ids -> row number, words and text of each phrase, without marks and without empty phrases. The text is
+        `None` for phrases with `<digit>`, which could be any number.
+        """
         config = self.model.config
         marks = {config.present_token_id, config.absent_token_id, config.title_end_token_id, config.bos_token_id}
         marks |= {config.pad_token_id, config.eos_token_id, config.end_phrase_token_id}
         rows = [[i for i in row if i not in marks] for row in ids]
-        convert = self.tokenizer.convert_ids_to_words
-        return [(number, convert(row, source.oov_words)) for number, row in enumerate(rows) if row]
+        phrases = [self.tokenizer.convert_ids_to_words(row, source.oov_words) for row in rows]
+        written = [words[: self.max_words] for words in phrases]
+        texts = [None if DIGIT in words else " ".join(words) for words in written]
+        return [(i, words, text) for i, (words, text) in enumerate(zip(phrases, texts, strict=True)) if words]
 
     def postprocess(self, ids: list[list[int]], log_probs: list[float], source, document) -> list[dict]:
-        """Rows of extended ids -> keyphrases, without duplicates by stems.
+        """Rows of ids -> keyphrases, without duplicates by stems.
 
-        Phrases without a letter or digit, phrases with `<unk>`, and absent phrases with `<digit>`, which could be any
-        number, are dropped. A model that was trained too little may write a word in place of a phrase's start; the last word is
-        then beyond the limit, and left out.
+        Phrases without a letter or digit, phrases with `<unk>`, and absent phrases without a text are dropped.
         """
         title, text = document
-        limit = self.generate_kwargs.get("max_words_per_phrase") or self.model.config.max_words_per_phrase
         stems, seen, phrases = [stem(word) for word in source.words], set(), []
-        for number, words in self.decode_rows(ids, source):
-            words = words[:limit]
+        for number, words, written in self.decode_rows(ids, source):
+            words = words[: self.max_words]
             key = tuple(map(stem, words))
             if not has_words(words) or self.tokenizer.unk_token in words or key in seen:
                 continue
             seen.add(key)
             position = find_phrase(stems, words)
-            if position is None and words.count(DIGIT):
+            if position is None and written is None:
                 continue
-            phrase = {"keyphrase": " ".join(words), "present": position is not None}
+            phrase = {"keyphrase": written, "present": position is not None}
             phrase |= {"score": math.exp(log_probs[number]), "start": None, "end": None}
             if position is not None:
                 field, start, _ = source.offsets[position]

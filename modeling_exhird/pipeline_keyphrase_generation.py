@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .generation_exhird import KeyphraseGenerator
+from .causal_data_exhird import generator_class
 from .pipeline_base import TextPipeline
 
 
@@ -16,7 +16,8 @@ class KeyphraseGenerationPipeline(TextPipeline):
         num_keyphrases (`int`, *optional*): the n most probable phrases, in the order in which they were generated; by
             default all.
         batch_size (`int`, default 8): number of documents per batch; documents are sorted by length.
-        max_phrases, max_words_per_phrase, exclusion_window: default to the model's configuration.
+        max_phrases, max_words_per_phrase, exclusion_window: default to the model's configuration; for an `ExhirdForCausalLM`
+            the second is `max_tokens_per_phrase`.
         num_beams (`int`, default 1): hypotheses of each phrase.
 
     Returns:
@@ -56,7 +57,7 @@ class KeyphraseGenerationPipeline(TextPipeline):
             yield from self._forward(documents, **options)
 
     def _forward(self, documents: Iterable, **options) -> Iterable[list[dict]]:
-        return KeyphraseGenerator(self.model, self.tokenizer, **options).stream(documents)
+        return generator_class(self.model.config)(self.model, self.tokenizer, **options).stream(documents)
 
     def preprocess(self, documents: Iterable) -> Iterable:
         """Returns its input: `KeyphraseGenerator` tokenizes."""

@@ -11,6 +11,7 @@ import torch
 from transformers import LogitsProcessor
 
 from .decoder_exhird import EPS, EncoderMemory, WordStep
+from .exclusion_exhird import exclude_first_tokens, exclude_first_words, keep_possible
 
 NEG_INF = -1e20
 
@@ -74,13 +75,8 @@ class DecodingConstraints:
     def apply(self, p: torch.Tensor, phrase: int, step: int, first_words: list[torch.Tensor], value: float):
         """Overwrites P, or log P, (n, V + O) of forbidden tokens with a value.
 
-        Exclusive search, the hard exclusion of ExHiRD-h (Chen et al. 2020, "ES" in Fig. 2, no numbered equation):
-
-            P_i(y_1 = w) = 0   for every w that is y_1 of one of the phrases i - K_D, ..., i - 1
-
-        y_1 is a phrase's first word, at step 1, after its start. P is not renormalised. K_D is the window size of the
-        exclusive search, "history" in the reference code. The soft exclusion of ExHiRD-s, "EL" in Fig. 2, is the exclusive
-        loss L_ex in training.
+        Exclusive search is the hard exclusion of ExHiRD-h, see `exclusion_exhird`. y_1 is a phrase's first word, at step 1,
+        after its start. The soft exclusion of ExHiRD-s, "EL" in Fig. 2, is the exclusive loss L_ex in training.
 
         Args:
             p: the probabilities.
@@ -92,11 +88,7 @@ class DecodingConstraints:
         if step == phrase == 0:
             forbidden = [self.end_id, self.stop_id]
         p[:, [self.pad_id, *forbidden]] = value  # padding could be copied from a document without words
-        if step == 1 and self.exclusion_window:
-            for words in first_words if self.exclusion_window < 0 else first_words[-self.exclusion_window :]:
-                rows = (words >= 0).nonzero().squeeze(1)
-                p[rows, words[rows]] = value
-        return p
+        return exclude_first_words(p, first_words, self.exclusion_window, value) if step == 1 else p
 
 
 @torch.no_grad()
@@ -225,15 +217,11 @@ class PhraseConstraintsLogitsProcessor(LogitsProcessor):
         limited[:, pad_id] = forbidden
         limited[:, end_id] = limited[:, end_id].masked_fill(begins, forbidden)
         limited[:, stop_id] = limited[:, stop_id].masked_fill(~begins | (phrase == 0), forbidden)
-        if window := constraints.exclusion_window:
-            previous_start = torch.cat([torch.zeros_like(phrase_start[:, :1]), phrase_start[:, :-1]], 1)
-            first_words = valid & (position - previous_start == 2) & (previous_start > 0)  # of each phrase
-            if window > 0:
-                first_words = first_words & (ends.cumsum(1) - ends.long() >= phrase[:, None] - window)
-            first_words = first_words & (step == 1)[:, None]
-            limited.scatter_(1, input_ids.masked_fill(~first_words, pad_id), forbidden)
+        previous_start = torch.cat([torch.zeros_like(phrase_start[:, :1]), phrase_start[:, :-1]], 1)
+        first_words = valid & (position - previous_start == 2) & (previous_start > 0)  # of each phrase
+        exclude_first_tokens(limited, input_ids, ends, first_words, step == 1, constraints.exclusion_window)
         if scores.amin() == forbidden:  # other processors have forbidden tokens too
-            limited = torch.where(limited.amax(1, keepdim=True) == forbidden, scores, limited)
+            limited = keep_possible(limited, scores)
         for rows, token in (
             (step >= constraints.max_steps, end_id),
             (begins & (phrase >= constraints.max_phrases), stop_id),

@@ -228,11 +228,7 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
 
     def encode_source(self, text: str, title: str | None = None) -> EncodedSource:
         """Encodes title, `<eot>` and text, or the text alone if the title has no words. Both may be empty."""
-        words: list[tuple[str, tuple[str, int, int] | None]]
-        words = [(word, ("title", start, end)) for word, start, end in self.split_words(title or "")]
-        if words:
-            words.append((TITLE_END, None))
-        words += [(word, ("text", start, end)) for word, start, end in self.split_words(text)]
+        words = split_document(text, title)
         input_ids, copy_ids, unknown, size = [], [], self.unk_token_id, len(self)
         oov_words: dict[str, int] = {}
         for word, _ in words:
@@ -309,6 +305,17 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
         options = {"truncation": truncation, "max_length": limit, "stride": limit // 8}
         options["return_overflowing_tokens"] = True
         return self.subword_tokenizer(*texts, verbose=False, **options).encodings
+
+
+def split_document(text: str, title: str | None = None) -> list[tuple[str, tuple[str, int, int] | None]]:
+    """The words of title, `<eot>` and text, or of the text alone if the title has no words, each with its offset as in
+    `EncodedSource`.
+    """
+    words: list[tuple[str, tuple[str, int, int] | None]]
+    words = [(word, ("title", start, end)) for word, start, end in split_words(title or "")]
+    if words:
+        words.append((TITLE_END, None))
+    return words + [(word, ("text", start, end)) for word, start, end in split_words(text)]
 
 
 def split_words(text: str) -> list[tuple[str, int, int]]:

@@ -123,13 +123,33 @@ def open_pipeline(task: str, name: Any, **options: Any):
         raise CheckpointError(str(error)) from error
 
 
-def checked_class(auto_class: Any) -> Any:
-    """A subclass of an auto class for the registry of pipelines, which opens models with the checks of `open_model`."""
+def checked_class(*auto_classes: Any) -> Any:
+    """A subclass of an auto class for the registry of pipelines, which opens models with the checks of `open_model`. Of several
+    auto classes it takes the one for the checkpoint's architecture: transformers would try one after the other, and report the
+    errors of all.
+    """
 
     def from_pretrained(cls, name, *args, **options):
-        return open_checked(auto_class, auto_class.from_pretrained, name, *args, **options)
+        chosen = auto_classes[0]
+        if len(auto_classes) > 1:
+            from transformers import AutoConfig
 
-    return type(auto_class.__name__, (auto_class,), {"from_pretrained": classmethod(from_pretrained)})
+            hub = {key: options[key] for key in (*HUB_OPTIONS, "trust_remote_code") if key in options}
+            with one_line_errors(name, find_damage, "_from_pipeline" in options, **hub):
+                config = AutoConfig.from_pretrained(name, **{"trust_remote_code": False} | hub)
+            chosen = fitting_class(config, auto_classes)
+        return open_checked(chosen, chosen.from_pretrained, name, *args, **options)
+
+    first = auto_classes[0]
+    return type(first.__name__, (first,), {"from_pretrained": classmethod(from_pretrained)})
+
+
+def fitting_class(config: Any, auto_classes: Sequence[Any]) -> Any:
+    """The auto class for a configuration's architecture, or else for its type; the first if there is none."""
+    own_code = getattr(config, "auto_map", None) or {}
+    known = [each for each in auto_classes if type(config) in each._model_mapping]
+    named = [each for each in known if each._model_mapping[type(config)].__name__ in (config.architectures or ())]
+    return [*named, *known, *(each for each in auto_classes if each.__name__ in own_code), *auto_classes][0]
 
 
 def open_checked(

@@ -18,7 +18,13 @@ NEW_MODULES_EXPECTED: ContextVar[bool] = ContextVar("new_modules_expected", defa
 
 
 class CheckedModelMixin:
-    """Checks files before a model is built from them, and writes model cards."""
+    """Checks files before a model is built from them, and writes model cards.
+
+    Attributes:
+        new_in_backbone: part of the names of the weights that a new model has inside its backbone, such as adapters; "" for none.
+    """
+
+    new_in_backbone: str = ""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
@@ -39,8 +45,10 @@ class CheckedModelMixin:
         # The remaining keys are reported as a warning. A table of all new modules would hide real problems.
         super()._adjust_missing_and_unexpected_keys(loading_info)
         if NEW_MODULES_EXPECTED.get():
+            new = self.new_in_backbone
             for keys in (loading_info.missing_keys, loading_info.unexpected_keys):
-                keys.difference_update([key for key in keys if not key.startswith(f"{self.backbone_path}.")])
+                inside = {key for key in keys if key.startswith(f"{self.backbone_path}.") and not (new and new in key)}
+                keys.intersection_update(inside)
 
     def save_pretrained(self, *args, **kwargs):
         """As in transformers."""

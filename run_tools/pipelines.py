@@ -29,12 +29,15 @@ class NoDefaultModel(Mapping):
 
 
 def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: str = "text") -> None:
-    """As transformers' `PIPELINE_REGISTRY.register_pipeline`, with the default model of `DEFAULTS`, if any."""
+    """As transformers' `PIPELINE_REGISTRY.register_pipeline`, with the default model of `DEFAULTS`, if any. `pt_model` is an auto
+    class, or a tuple of them, of which the one for a checkpoint's architecture opens it.
+    """
     from transformers.pipelines import PIPELINE_REGISTRY
 
     PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=pt_model, type=type)
     # a new entry, and not arguments of register_pipeline: saved models would record them
     entry = PIPELINE_REGISTRY.supported_tasks[task]
     default = DefaultModel(DEFAULTS[task]) if task in DEFAULTS else NoDefaultModel(task)
-    changed = {"pt": (checked_class(pt_model),), "default": default}
+    classes = pt_model if isinstance(pt_model, tuple) else (pt_model,)
+    changed = {"pt": (checked_class(*classes),), "default": default}
     PIPELINE_REGISTRY.supported_tasks[task] = entry | changed

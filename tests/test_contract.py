@@ -11,7 +11,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, BartForConditionalGeneration, BertForMaskedLM, BertModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BartForConditionalGeneration,
+    BertForMaskedLM,
+    BertModel,
+    LlamaForCausalLM,
+)
 
 import lexperts  # noqa: F401  (registers the pipelines)
 from modeling_lexicon.cache_lexicon import CACHE
@@ -21,6 +28,7 @@ from run_tools.models import CheckedModelMixin
 from .tiny_models import (
     CASES,
     VOCABULARY,
+    decoder_config,
     encoder_config,
     first_output,
     make_inputs,
@@ -35,6 +43,7 @@ OVERRIDES = {
     "seke": {"num_experts_per_tok": 9},
     "hypernet": {"pooling": "max"},
     "exhird": {"max_words_per_phrase": 0},
+    "exhird_causal": {"max_tokens_per_phrase": 0},
     "moesumm": {"num_deputies": 0},
     "lexicon": {"num_experts_per_tok": 9},
 }
@@ -57,7 +66,8 @@ def backbones(tmp_path_factory):
     folder = tmp_path_factory.mktemp("backbones")
     torch.manual_seed(0)
     encoder, summariser = BertForMaskedLM(encoder_config()), BartForConditionalGeneration(summariser_config())
-    for kind, model in (("encoder", encoder), ("summariser", summariser)):
+    models = {"encoder": encoder, "summariser": summariser, "decoder": LlamaForCausalLM(decoder_config())}
+    for kind, model in models.items():
         model.save_pretrained(folder / kind)
         model.save_pretrained(folder / f"{kind}-variant", variant="fp16")
         base = copy.deepcopy(model.base_model).to(torch.bfloat16)
@@ -67,6 +77,8 @@ def backbones(tmp_path_factory):
 
 def backbone_of(name):
     """The folder in `backbones` of a class's kind, and one of another kind."""
+    if name == "ExhirdForCausalLM":
+        return ("decoder", "summariser")
     return ("summariser", "encoder") if name.startswith("MoeSumm") else ("encoder", "summariser")
 
 
@@ -75,6 +87,8 @@ def from_folder(name, folder, **options):
     cls = CASES[name].cls
     if name.startswith("MoeSumm"):
         return cls.from_backbone(folder, ["news"], **{"deputy_intermediate_size": 8, **options})
+    if name == "ExhirdForCausalLM":
+        return cls.from_backbone(folder, **{"separator_token_id": 4, "absent_token_id": 5, **options})
     if name.startswith("Exhird"):
         return cls.from_backbone(folder, exhird_tokenizer(), **{"hidden_size": 8, **options})
     if name.startswith("Hypernet"):
@@ -95,7 +109,11 @@ def exhird_tokenizer():
 
 def pretrained_weight(model) -> torch.Tensor:
     """A matrix that all backbones here have, in the last layer of the (first) stack."""
-    names = ("encoder.layer.1.output.dense.weight", "encoder.layers.1.fc2.weight")
+    names = (
+        "encoder.layer.1.output.dense.weight",
+        "encoder.layers.1.fc2.weight",
+        "model.layers.1.mlp.down_proj.weight",
+    )
     return next(p for name, p in model.named_parameters() if name.endswith(names))
 
 
@@ -206,7 +224,7 @@ def test_from_backbone_takes_the_weights_of_every_form(name, backbones):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FROM_BACKBONE if not name.startswith("MoeSumm")]
+    "name", [name for name in FROM_BACKBONE if not name.startswith(("MoeSumm", "ExhirdForCausalLM"))]
 )  # without a new head
 @pytest.mark.parametrize("rows", [None, 3], ids=["same shapes", "other shapes"])
 def test_no_weight_of_a_checkpoint_is_taken_for_a_new_module_of_its_name(name, rows, backbones, tmp_path):
@@ -247,7 +265,7 @@ def test_from_backbone_quantises_the_backbone_alone(name, backbones, tmp_path):
     assert quantized and all(n.startswith(model.backbone_path) for n in quantized)
     model.save_pretrained(tmp_path)
     again = CASES[name].cls.from_pretrained(tmp_path)
-    if not name.startswith("Exhird"):
+    if name != "ExhirdForKeyphraseGeneration":
         inputs = make_inputs(name)
         inputs |= {"dataset_ids": torch.tensor([0, -1])} if "dataset_ids" in inputs else {}
         assert torch.equal(run(again, inputs), run(model, inputs))
@@ -275,7 +293,7 @@ def test_what_is_no_backbone_is_named(name, backbones, tmp_path):
         with pytest.raises(OSError, match=message):
             from_folder(name, folder)
     for opens in (cls, type(model.config)):
-        with pytest.raises(ValueError, match=r"model_type='b\w+t'.*from_backbone"):
+        with pytest.raises(ValueError, match=r"model_type='(b\w+t|llama)'.*from_backbone"):
             opens.from_pretrained(own)
     option = next(iter(OVERRIDES[model.config.model_type]))
     with pytest.raises(ValueError, match=f"'{option[:-1]}'.*Did you mean '{option}'"):
@@ -285,7 +303,7 @@ def test_what_is_no_backbone_is_named(name, backbones, tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_embeddings_are_resized_and_saved(name, tmp_path):
     model, inputs = make_model(name), make_inputs(name)
-    if name.startswith("Exhird"):  # its vocabulary is its own tokenizer's
+    if name.startswith("Exhird") and name != "ExhirdForCausalLM":  # its vocabulary is its own tokenizer's
         assert model.resize_token_embeddings(VOCABULARY) is model.get_input_embeddings()
         with pytest.raises(ValueError, match=f"{VOCABULARY:,} words .* {VOCABULARY + 8:,}"):
             model.resize_token_embeddings(VOCABULARY + 8)
@@ -309,7 +327,7 @@ def values_and_gradients(model, inputs):
 @pytest.mark.parametrize("name", CASES)
 def test_experts_implementations_have_the_names_of_transformers(name, tmp_path):
     model, inputs = make_model(name), make_inputs(name)
-    if model.config.model_type in ("hypernet", "exhird"):  # no experts: as a stock BERT
+    if model.config.model_type in ("hypernet", "exhird", "exhird_causal"):  # no experts: as a stock BERT
         model.set_experts_implementation("eager")
         with pytest.raises(ValueError, match="experts"):
             model.set_experts_implementation("grouped_mm")

@@ -27,6 +27,7 @@ from transformers import BertConfig, BertModel, LlamaForCausalLM, PreTrainedMode
 import merge_tools
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
 from tests.merge_tools.conftest import save_expert
+from tests.modeling_exhird.causal import causal_tokenizer, tiny_causal
 from tests.modeling_lexicon.conftest import tiny_lexicon
 from tests.test_docs import PACKAGES, PAGES, ROOT, blocks_of, checkpoints, exists, tiny_tokenizer  # noqa: F401
 from tests.tiny_models import encoder_config, make_model, summariser_config
@@ -168,6 +169,9 @@ def save_model(model: PreTrainedModel, folder) -> None:
 
 def prepare(page: str, folder) -> None:
     """Adds what only this page expects."""
+    if page == "exhird.md":
+        for part in (tiny_causal().backbone, causal_tokenizer()):
+            part.save_pretrained(folder / "HuggingFaceTB/SmolLM2-135M")
     if page == "definitions.md":
         save_model(tiny_lexicon(LexiconForCausalLM, max_position_embeddings=256), folder / "mixture")
         save_model(

@@ -21,6 +21,7 @@ from modeling_seke import SekeForTokenClassification
 from run_tools.cards import is_blank
 from tests.hub_process import BASE, TEXT, describe
 from tests.loopback_hub import LoopbackHub
+from tests.modeling_exhird.causal import causal_tokenizer, tiny_causal
 from tests.modeling_exhird.conftest import DOCUMENTS, tiny_exhird, tokenizer_for  # noqa: F401
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.modeling_lexicon.conftest import tiny_lexicon
@@ -49,6 +50,7 @@ CASES = {
     "exhird-transformer": (SEQ2SEQ, GENERATE),
     "exhird-bilstm": (SEQ2SEQ, GENERATE),
     "exhird-pretrained": (SEQ2SEQ, GENERATE),
+    "exhird-causal": (CAUSAL, GENERATE),
     "moesumm-bart": (SEQ2SEQ, SUMMARIZE),
     "moesumm-pegasus": (SEQ2SEQ, SUMMARIZE),
     "moesumm-mbart": (SEQ2SEQ, SUMMARIZE),
@@ -56,13 +58,19 @@ CASES = {
     "lexicon-sequence_hard": (CAUSAL, DEFINE),
 }
 PUSHED = ("seke-bert", "hypernet-tags", "hypernet-answers", "exhird-pretrained", "moesumm-bart", "lexicon-token")
-AGAIN = (*PUSHED, "hypernet-classes", "exhird-transformer")  # every package and head: the backbone changes no code
+AGAIN = (
+    *PUSHED,
+    "hypernet-classes",
+    "exhird-transformer",
+    "exhird-causal",
+)  # every package and head: the backbone changes no code
 OTHER_PUSHES = {"seke-bert": ["tester/untrained", "tester/saved"]}
 PIPELINES = {
     "SekeForTokenClassification": "keyphrase-extraction",
     "HypernetForTokenClassification": "keyphrase-extraction",
     "HypernetForQuestionAnswering": "extractive-qa",
     "ExhirdForKeyphraseGeneration": "keyphrase-generation",
+    "ExhirdForCausalLM": "keyphrase-generation",
     "MoeSummForConditionalGeneration": "moe-summarization",
     "LexiconForCausalLM": "definition-modeling",
 }
@@ -77,6 +85,8 @@ def make(tiny_seke, tiny_tokenizer, tiny_hypernet, tiny_exhird, tokenizer_for): 
 
     def build(name):
         package, kind = name.split("-", 1)
+        if name == "exhird-causal":
+            return tiny_causal(adapter_rank=2), causal_tokenizer()
         if package == "exhird":
             return tiny_exhird(kind), tokenizer_for(kind)
         tokenizer = type(tiny_tokenizer)(
@@ -192,7 +202,12 @@ def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
     code = {file for file in names if file.endswith(".py")}
     parts = ("modeling", "configuration", "saving", "validation")
     files = {entry["impl"].split(".")[0] + ".py" for entry in config.get("custom_pipelines", {}).values()}
-    required = {*(f"{part}_{package}.py" for part in parts), *files, *(["handler.py"] if files else [])}
+    suffix = dict.fromkeys(("modeling", "configuration"), "_causal" if kind == "causal" else "")
+    required = {
+        *(f"{part}_{package}{suffix.get(part, '')}.py" for part in parts),
+        *files,
+        *(["handler.py"] if files else []),
+    }
     assert required | {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     assert code <= own | files | {"handler.py"} | {file for file in code if (ROOT / "keyphrase_tools" / file).exists()}
     for file in code:  # what is imported is there
@@ -208,7 +223,7 @@ def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
         assert str(folder.parent) not in (folder / file).read_text()
     if package == "moesumm":
         assert config["text_config"]["model_type"] == kind and "generation_config.json" in names
-    if package == "exhird":
+    if package == "exhird" and kind != "causal":
         tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
         assert tokenizer["auto_map"]["AutoTokenizer"][0] == "tokenization_exhird.ExhirdTokenizer"
 

@@ -86,6 +86,11 @@ CASES = {
     },
     "Lexicon token": {"task": "CAUSAL_LM", **LEXICON},
     "Lexicon classes": {"task": "SEQ_CLS", **LEXICON},
+    "ExHiRD-causal weights": {
+        "task": "CAUSAL_LM",
+        "linears": ["q_proj", "v_proj"],
+        "options": ONE_LAYER["ExHiRD-causal"],
+    },
     "ExHiRD transformer": {"task": None, "linears": ["query", "value", "word_state"], "heads": ["generator"]},
 }
 WITH_EXPERTS = [name for name, case in CASES.items() if "experts" in case]

@@ -10,6 +10,7 @@ from transformers import (
     BartConfig,
     BertConfig,
     DataCollatorForTokenClassification,
+    LlamaConfig,
     PreTrainedModel,
     Trainer,
     TrainingArguments,
@@ -19,8 +20,11 @@ from transformers import (
 from keyphrase_tools.labels import tokenize_documents as tokenize_keyphrases
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
+    DataCollatorForPrompts,
+    ExhirdCausalConfig,
     ExhirdConfig,
     ExhirdEncoder,
+    ExhirdForCausalLM,
     ExhirdForKeyphraseGeneration,
 )
 from modeling_hypernet import (
@@ -37,6 +41,7 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequen
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration, MoeSummModel
 from modeling_seke import SekeConfig, SekeForTokenClassification, SekeModel
 
+from .modeling_exhird.causal import causal_rows, causal_tokenizer, tiny_causal
 from .modeling_lexicon.conftest import POLICIES, tiny_lexicon
 from .modeling_moesumm.conftest import tiny_moesumm
 
@@ -67,6 +72,12 @@ def summariser_config() -> BartConfig:
     return BartConfig(vocab_size=VOCABULARY, **sizes, **halves, **ids)
 
 
+def decoder_config() -> LlamaConfig:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    options = {"max_position_embeddings": 32, "pad_token_id": 1, "tie_word_embeddings": True}
+    return LlamaConfig(vocab_size=VOCABULARY, **sizes, **options)
+
+
 def seke_config() -> SekeConfig:
     return SekeConfig(text_config=encoder_config())
 
@@ -80,6 +91,10 @@ def hypernet_config() -> HypernetConfig:
 def exhird_config() -> ExhirdConfig:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     return ExhirdConfig(vocab_size=VOCABULARY, max_phrases=3, **sizes)
+
+
+def exhird_causal_config() -> ExhirdCausalConfig:
+    return ExhirdCausalConfig(text_config=decoder_config(), separator_token_id=4, absent_token_id=5)
 
 
 def lexicon_config() -> LexiconConfig:
@@ -106,6 +121,7 @@ CASES = {
         Case(HypernetForQuestionAnswering, hypernet_config, PAIR),
         Case(ExhirdEncoder, exhird_config, TEXT),
         Case(ExhirdForKeyphraseGeneration, exhird_config, (*TEXT, "labels")),
+        Case(ExhirdForCausalLM, exhird_causal_config, TEXT),
         Case(MoeSummModel, moesumm_config, (*TEXT, "decoder_input_ids", "dataset_ids")),
         Case(MoeSummForConditionalGeneration, moesumm_config, (*TEXT, "decoder_input_ids", "dataset_ids")),
         Case(LexiconModel, lexicon_config, TEXT),
@@ -297,6 +313,20 @@ def trainable_exhird(kind: str, fixture: Callable) -> Trainable:
     )
 
 
+def trainable_exhird_causal(kind: str, fixture: Callable) -> Trainable:
+    """All weights of a decoder, or its factors of low rank."""
+    return Trainable(
+        partial(tiny_causal, adapter_rank=2 if kind == "factors" else None),
+        causal_rows() * 4,
+        DataCollatorForPrompts(causal_tokenizer()),
+        causal_tokenizer(),
+        regularized={"changes": {"attention_dropout": 0.1}},
+        rate=2e-2,
+        falls_to=0.9 if kind == "factors" else 0.7,
+        first_label=1,
+    )
+
+
 def trainable_moesumm(backbone: str, fixture: Callable) -> Trainable:
     """Texts of three datasets and of none: the summary is one token of the text's dataset, repeated."""
     torch.manual_seed(0)
@@ -350,11 +380,13 @@ FAMILIES = {
     "SEKE": (trainable_seke, ("bert", "deberta-v2", "modernbert")),
     "hypernet": (trainable_hypernet, ("tags", "classes", "answers")),
     "ExHiRD": (trainable_exhird, ("transformer", "bigru", "bilstm", "cnn", "pretrained")),
+    "ExHiRD-causal": (trainable_exhird_causal, ("weights", "factors")),
     "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "mbart", "flat")),
     "Lexicon": (trainable_lexicon, (*POLICIES, "classes")),
 }
 ONE_LAYER = {  # options of `make`
     "ExHiRD": {"num_hidden_layers": 1},
+    "ExHiRD-causal": {"changes": {"num_hidden_layers": 1}},
     "Lexicon": {"num_hidden_layers": 1},
     "MoeSumm": {"changes": {"encoder_layers": 1, "decoder_layers": 1}},
 }

@@ -62,12 +62,12 @@ def warnings(monkeypatch):
     ],
 )
 def test_keyphrases_become_words(keyphrases, expected, tokenizer):
-    assert clean_keyphrases(keyphrases, tokenizer) == expected
+    assert clean_keyphrases(keyphrases) == expected
 
 
 def test_long_phrases_stay_where_there_is_no_limit(tokenizer):
-    assert clean_keyphrases([" ".join(["graph"] * 40)], tokenizer, max_words=None) == [["graph"] * 40]
-    assert clean_keyphrases("a b;a", tokenizer, max_words=1) == [["a"]]
+    assert clean_keyphrases([" ".join(["graph"] * 40)], max_words=None) == [["graph"] * 40]
+    assert clean_keyphrases("a b;a", max_words=1) == [["a"]]
 
 
 def test_phrases_are_found_by_their_stems():

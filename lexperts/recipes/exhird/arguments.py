@@ -15,10 +15,17 @@ class ModelArguments:
     """The model: its encoder, its attention masks, and what prevents repeats."""
 
     encoder_type: Literal["bigru", "bilstm", "cnn", "transformer", "pretrained"] = option("transformer", "the encoder")
-    backbone: str = option("minilm", "pretrained encoder: Hub id, folder, minilm (lexperts[offline])", kind="model")
+    backbone: str = option(
+        "minilm",
+        "pretrained encoder or decoder: Hub id, folder, minilm (lexperts[offline]), smollm2 (lexperts[smollm2])",
+        kind="model",
+    )
     backbone_lr: float = option(1e-4, "learning rate of a pretrained encoder", least=0)
+    adapter_rank: int | None = option(
+        None, "of a decoder: train differences of this rank; by default all weights", least=1
+    )
     freeze_backbone: bool = option(False, "keep a pretrained encoder frozen")
-    attention_dropout: float | None = option(None, "of a pretrained encoder; 0 is faster on a CPU", least=0, below=1)
+    attention_dropout: float | None = option(None, "of a pretrained backbone; 0 is faster on a CPU", least=0, below=1)
     hidden_size: int = option(300, "size of encoder and decoder states", least=1)
     embedding_size: int | None = option(None, "of words; by default 100, or a Transformer's hidden size", least=1)
     num_hidden_layers: int = option(4, "number of encoder layers", least=1)
@@ -47,6 +54,8 @@ class DataArguments(SplitArguments):
     data: str | None = option(None, "folder of `lexperts train exhird-data`, instead of rows", kind="folder")
     test_files: list[str] | None = option(None, "NAME=FILE of test sets, scored after training", kind="NAME=FILE")
     show: int = option(3, "number of test documents to print with their keyphrases", least=0)
+    max_source_length: int = option(512, "of a decoder: tokens of title and text; the rest is not read", least=1)
+    max_length: int = option(640, "of a decoder: tokens of title, text and keyphrases", least=1)
     max_train_rows: int | None = option(None, "train on the first N documents only", least=1)
     stop_after_rises: int = option(3, "end after N consecutive rises of the validation loss; 0 for never", least=0)
     plateau_schedule: bool = option(True, "halve the learning rate if validation loss rises; else --lr-scheduler-type")
@@ -83,4 +92,4 @@ ARGUMENTS = {
     "evaluate": (EvaluateArguments,),
 }
 # the YAML files in this folder, by the command that they are for
-CONFIGS = {"train": ("bigru_paper", "transformer_paper", "warm_cpu")}
+CONFIGS = {"train": ("bigru_paper", "transformer_paper", "warm_cpu", "smollm2_cpu")}

@@ -13,16 +13,19 @@ import json
 from pathlib import Path
 
 from tqdm import tqdm
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from keyphrase_tools.metrics import check_gold, keyphrase_f1
 from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.words import stem_phrase
+from modeling_exhird import ExhirdCausalConfig
+from modeling_exhird.causal_data_exhird import generator_class
 from modeling_exhird.data_exhird import clean_keyphrases
-from modeling_exhird.generation_exhird import KeyphraseGenerator
+from modeling_exhird.tokenization_exhird import split_document
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines
-from run_tools.model_options import open_with_tokenizer, parse_device
+from run_tools.model_loading import open_config
+from run_tools.model_options import describe_load_errors, open_with_tokenizer, parse_device
 from run_tools.options import parse_name_place
 
 from ..common.arguments import command
@@ -60,20 +63,23 @@ def format_scores(name: str, scores: dict) -> str:
 def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     """Generates and scores all test sets, and writes the files. Returns the scores of each set."""
     files = parse_test_files(args.test_files)
-    model, tokenizer = open_with_tokenizer("--model", AutoModelForSeq2SeqLM, args.model)
+    with describe_load_errors("--model", args.model):
+        causal = open_config(args.model).model_type == ExhirdCausalConfig.model_type
+    auto_class = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
+    model, tokenizer = open_with_tokenizer("--model", auto_class, args.model)
     model.to(parse_device(None))
     output = Path(args.output_dir or args.model)
     output.mkdir(parents=True, exist_ok=True)
     options = {"exclusion_window": args.exclusion_window, "num_beams": args.num_beams}
-    generator = KeyphraseGenerator(model, tokenizer, batch_size=args.batch_size, raw=True, **options)
+    generator = generator_class(model.config)(model, tokenizer, batch_size=args.batch_size, raw=True, **options)
     results = {}
     for name, path in files.items():
         rows = read_labelled(path, hint="")[: args.max_rows]
-        gold = [clean_keyphrases(row["keyphrases"], tokenizer, max_words=None) for row in rows]
+        gold = [clean_keyphrases(row["keyphrases"], max_words=None) for row in rows]
         check_gold([[" ".join(words) for words in phrases] for phrases in gold], str(path))
         documents = [{"title": row.get("title"), "text": row["text"]} for row in rows]
         predictions = list(tqdm(generator.stream(documents), total=len(rows), unit="document", desc=name))
-        sources = [tokenizer.encode_source(row["text"], row.get("title")).words for row in rows]
+        sources = [[word for word, _ in split_document(row["text"], row.get("title"))] for row in rows]
         results[name] = score(predictions, gold, sources)
         generated = [[" ".join(words) for words in phrases] for phrases in predictions]
         lines = (

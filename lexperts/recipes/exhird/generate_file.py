@@ -17,6 +17,7 @@ FIELDS = {
     "end": "int64",
     "field": "string",
 }
+MODEL_TYPES = ("exhird", "exhird_causal")  # keyphrase generators
 SORT_WINDOW = 16  # batches that are sorted by length together, and counted as progress together
 
 
@@ -51,7 +52,7 @@ class GenerationProcess:
         prepare_process()
         with describe_load_errors("--model", self.model):
             kind = open_config(self.model).model_type
-        if kind != "exhird":
+        if kind not in MODEL_TYPES:
             raise ValueError(
                 f"--model {self.model!r} is a {kind} model, which generates no keyphrases. Train one with `lexperts train "
                 "exhird`, or use `lexperts keyphrases extract`."
@@ -61,8 +62,8 @@ class GenerationProcess:
         model, tokenizer = self.generate.model, self.generate.tokenizer
         self.generate("Keyphrases.", batch_size=self.batch_size, **self.options)
         identity = describe_model(model, tokenizer, str(self.model))
-        if tokenizer.subword_tokenizer is not None:
-            identity["tokenizer"]["sha256"] += hash_tokenizer(tokenizer.subword_tokenizer)
+        if (subwords := getattr(tokenizer, "subword_tokenizer", None)) is not None:
+            identity["tokenizer"]["sha256"] += hash_tokenizer(subwords)
         columns = {"text_column": self.text_column, "title_column": self.title_column}
         settings = {**columns, "batch_size": self.batch_size, **self.options}
         return {**identity, **settings}

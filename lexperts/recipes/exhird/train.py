@@ -6,6 +6,10 @@
     lexperts train exhird bigru_paper --data runs/kp20k --output-dir runs/bigru        # prepared documents
     lexperts train exhird transformer_paper --data runs/kp20k --output-dir runs/ablations --ablation table7_no_window
 
+    lexperts train exhird smollm2_cpu --train-files train.jsonl --validation-files validation.jsonl --output-dir runs/smollm2
+
+A pretrained --backbone may be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt.
+
 Documents are prepared in OUTPUT_DIR/data, as by `lexperts train exhird-data`; --data takes prepared documents, for several
 models on the same documents. Test sets are scored as by `lexperts evaluate exhird`. --ablation NAME applies a row of the papers'
 tables and trains in OUTPUT_DIR/NAME. The output folder holds the best model by validation loss, its code and its pipeline.
@@ -24,11 +28,12 @@ from keyphrase_tools.phrase_lists import read_labelled
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
     ExhirdConfig,
+    ExhirdForCausalLM,
     ExhirdForKeyphraseGeneration,
     ExhirdTokenizer,
 )
 from run_tools.backbones import resolve_backbone
-from run_tools.errors import RESUME
+from run_tools.errors import RESUME, UserError
 from run_tools.fingerprints import fingerprint
 from run_tools.resume import SettingsMismatchError
 from run_tools.yaml_files import read_yaml
@@ -37,11 +42,12 @@ from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import RunFolder, open_run, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments
+from .decoder import is_decoder, set_up_decoder
 from .evaluate import evaluate, parse_test_files
 from .prepare import PREPARED, prepare
 from .schedule import PlateauSchedule, StopAfterRises
 
-BACKBONE_OPTIONS = ("backbone", "backbone_lr", "attention_dropout")  # not fields of the configuration
+BACKBONE_OPTIONS = ("backbone", "backbone_lr", "attention_dropout", "adapter_rank")  # not fields of the configuration
 ABLATIONS = Path(__file__).parent / "ablations.yml"
 
 
@@ -111,6 +117,12 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     for path in parse_test_files(data_args.test_files or []).values():
         check_gold([row["keyphrases"] for row in read_labelled(path, hint="")], f"--test-files {path}")
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
+    if backbone and is_decoder(backbone):
+        return data_args, *set_up_decoder(model_args, data_args, overwrite, training_args)
+    if model_args.adapter_rank is not None:
+        raise UserError(
+            f"--adapter-rank {model_args.adapter_rank} is for decoders. Leave it out, or use --backbone smollm2."
+        )
     with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read
         documents = open_documents(data_args, backbone, data, overwrite and training_args.process_index == 0)
     # the settings that the documents were prepared with, whatever their folder
@@ -155,7 +167,8 @@ def train(*groups) -> None:
     train_or_resume(trainer, folder)
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
     generate.save_pretrained(output)
-    print(f"validation loss per document {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
+    per = "token" if isinstance(trainer.model, ExhirdForCausalLM) else "document"
+    print(f"validation loss per {per} {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
     if data_args.test_files and trainer.is_world_process_zero():
         evaluate(EvaluateArguments(output, data_args.test_files))
         print_examples(generate, next(iter(parse_test_files(data_args.test_files).values())), data_args.show)
