@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base class of the MoeSumm models: backbone, initialisation, saving and loading, datasets (MoeSumm, Sect. 4).
 
-Letters: B texts, S source tokens, T target tokens, d hidden size, N deputies, E datasets.
+Letters: N deputies, E datasets.
 """
 
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,8 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 from .backbone_moesumm import BackboneMixin
 from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
 from .experts_moesumm import DatasetSelectors, DeputyExperts, DeputyFeedForward
-from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers
-from .routing_moesumm import RoutingContext, make_routing_context, past_length, validate_source, validate_target
+from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers, layer_stacks
 from .saving_moesumm import SelfContainedCheckpointMixin, lexperts_tools
 from .validation_moesumm import did_you_mean
 
@@ -22,49 +22,18 @@ from .validation_moesumm import did_you_mean
 CONFIG_OPTIONS = {field.name for field in fields(MoeSummConfig)} - {"text_config"}
 
 
-class MoeSummEncoder(nn.Module):
-    """The backbone's encoder with the arguments for datasets: what `get_encoder` returns. It shares the model's weights.
-
-    The arguments are those of `MoeSummForConditionalGeneration.forward`; `generate` passes on the ones in this signature.
-    """
-
-    main_input_name = "input_ids"
-
-    def __init__(self, config: MoeSummConfig, encoder: PreTrainedModel):
-        super().__init__()
-        self.config, self.encoder = config, encoder
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        dataset: str | list[str | None] | None = None,
-        dataset_ids: torch.Tensor | None = None,
-        main_expert_only: bool | None = None,
-        deputy_id: int | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ):
-        """Computes the backbone encoder's output; its `last_hidden_state` is `(B, S, d)`."""
-        tokens = validate_source(self.config, input_ids, inputs_embeds)
-        options = dataset, dataset_ids, main_expert_only, deputy_id
-        return self.encoder(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states, return_dict=return_dict,
-            routing=make_routing_context(self.config, len(tokens), tokens.device, *options),
-        )  # fmt: skip
-
-
 class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
-    """A backbone with deputies: initialisation, saving, loading, datasets. All subclasses have the same parameters."""
+    """A backbone with deputies: initialisation, saving, loading, datasets. All subclasses have the same parameters.
+
+    `backbone_class` is the auto class of the backbone.
+    """
 
     card_family = "MoeSumm: one main expert, and deputy experts for each dataset (Chen et al. 2024)"
     config_class = MoeSummConfig
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    backbone_class: Any = AutoModelForSeq2SeqLM
     backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
     lora_task = "FEATURE_EXTRACTION"
     _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
@@ -95,7 +64,8 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         """Builds a model whose main expert is a pretrained model, with new deputies and selectors.
 
         Args:
-            name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART.
+            name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART; for `MoeSummForCausalLM` of a Llama, Mistral,
+                Qwen2 or Qwen3, or "smollm2", which comes as a package.
             datasets, num_deputies, deputy_intermediate_size: as in `MoeSummConfig`.
             dtype: of all weights, "auto" for the checkpoint's. The default is float32, because new experts do not train
                 well in half precision.
@@ -122,39 +92,43 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         if not model.config.main_expert:
             hub = tools.hub_options(load_kwargs)
             hub["use_safetensors"] = load_kwargs.get("use_safetensors") is not False
-            model._copy_backbone_weights(AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=model.dtype, **hub))
+            source = tools.resolve_backbone(name_or_path)
+            model._copy_backbone_weights(cls.backbone_class.from_pretrained(source, dtype=model.dtype, **hub))
         return loaded
 
     @classmethod
     def build_backbone(cls, config) -> PreTrainedModel:
-        """The backbone of its configuration. Raises a `ValueError` for one that is not a supported encoder-decoder model's."""
-        if not config.is_encoder_decoder:
-            raise ValueError(f"model_type={config.model_type!r} is not an encoder-decoder model.")
-        backbone = AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
+        """The backbone of its configuration. Raises a `ValueError` for one that this class does not support."""
+        is_seq2seq = cls.backbone_class is AutoModelForSeq2SeqLM
+        if config.is_encoder_decoder != is_seq2seq:
+            kind, other = (
+                ("a decoder", "CausalLM") if is_seq2seq else ("an encoder with a decoder", "ConditionalGeneration")
+            )
+            raise ValueError(
+                f"model_type={config.model_type!r} is not {'an encoder-decoder model' if is_seq2seq else 'a decoder'}. "
+                f"{cls.__name__} needs {cls.backbone_example}; for {kind} there is MoeSummFor{other}."
+            )
+        backbone = cls.backbone_class.from_config(config, trust_remote_code=False)
         get_layers(backbone.base_model)
         return backbone
 
-    @torch.no_grad()
     def _copy_backbone_weights(self, backbone: PreTrainedModel):
         """FlatMoE: every expert is initialised as a copy of the backbone's feed-forward layer."""
-        base = self.backbone.base_model
-        layers = (*base.encoder.layers, *base.decoder.layers)
+        layers = [layer for stack in layer_stacks(self.backbone.base_model) for layer in stack]
         for layer, source in zip(layers, get_layers(backbone.base_model), strict=True):
-            experts = layer.deputies.experts
-            experts.up_proj.copy_(source.fc1.weight)
-            experts.up_bias.copy_(source.fc1.bias)
-            experts.down_proj.copy_(source.fc2.weight.T)
-            layer.fc2.bias.copy_(source.fc2.bias)
+            layer.copy_main_expert(source)
 
     def _init_weights(self, module):
-        std = getattr(self.config.text_config, "init_std", 0.02)
+        backbone = self.config.text_config
+        std = getattr(backbone, "init_std", getattr(backbone, "initializer_range", 0.02))
         if isinstance(module, DatasetSelectors):
             initialization.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 initialization.zeros_(module.bias)
         elif isinstance(module, DeputyExperts):
             initialization.normal_(module.up_proj, mean=0.0, std=std)
-            initialization.zeros_(module.up_bias)
+            if module.up_bias is not None:
+                initialization.zeros_(module.up_bias)
             # FlatMoE has no main expert; zero weights would make its output zero
             down_std = self.config.deputy_init_std if self.config.main_expert else std
             initialization.normal_(module.down_proj, mean=0.0, std=down_std)
@@ -186,10 +160,6 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
             raise ValueError(f"experts_implementation={requested!r} is not known. {hint}")
         return requested
 
-    def get_encoder(self, modality: str | None = None) -> nn.Module:
-        """The encoder, which accepts `dataset_ids` and the other routing arguments."""
-        return MoeSummEncoder(self.config, self.backbone.get_encoder())
-
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """As in transformers."""
         embeddings = self.backbone.resize_token_embeddings(*args, **kwargs)
@@ -198,40 +168,16 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
 
     @property
     def num_layers(self) -> int:
-        """Layers of encoder and decoder together."""
-        return len(self.backbone.base_model.encoder.layers) + len(self.backbone.base_model.decoder.layers)
-
-    def _make_routing(
-        self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, **options
-    ) -> tuple[int, RoutingContext]:
-        """Validates the lengths; returns B and the routing. `options` are those of `make_routing_context`."""
-        tokens = encoder_outputs[0] if encoder_outputs else validate_source(self.config, input_ids, inputs_embeds)
-        past, B = past_length(cache), len(tokens)
-        validate_target(self.config, decoder_tokens, past)
-        options["validated"] = encoder_outputs is not None and past > 0
-        return B, make_routing_context(self.config, B, tokens.device, **options)
-
-    def _router_outputs(self, routing: RoutingContext, B: int, outputs, encoder_ran: bool) -> dict[str, tuple]:
-        """The output fields for `output_router_indices`, of the first B rows of the backbone's outputs."""
-        if not routing.recording:
-            return {}
-        states, depth = outputs.last_hidden_state, len(self.backbone.base_model.encoder.layers)
-        parts = [("decoder", range(depth, self.num_layers), states.shape[1])]
-        if encoder_ran:
-            parts.append(("encoder", range(depth), outputs.encoder_last_hidden_state.shape[1]))
-        router_outputs = {}
-        for part, layers, length in parts:
-            indices, weights = routing.experts_of(layers, (B, length), states.device)
-            router_outputs |= {f"{part}_expert_indices": indices, f"{part}_expert_weights": weights}
-        return router_outputs
+        """Layers of the decoder, and of the encoder if there is one."""
+        return sum(map(len, layer_stacks(self.backbone.base_model)))
 
     def deputies(self) -> list[DeputyFeedForward]:
         """The deputies of each layer with their selectors, including copies that an adapter keeps; the encoder's first."""
         return [module for module in self.modules() if isinstance(module, DeputyFeedForward)]
 
     def lora_config(self, **overrides):
-        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of encoder
-        and decoder; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
+        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of the
+        backbone; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
 
         Warns, Raises: as `run_tools.adapters.make_lora_config`.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoeSumm as a Hugging Face model: a pretrained summariser with deputies beside its main expert (MoeSumm, Sect. 4).
+"""MoeSumm as a Hugging Face model: BART, PEGASUS or mBART with deputies beside the main expert (MoeSumm, Sect. 4).
 
 Letters: B texts, S source tokens, T target tokens, d hidden size, V vocabulary, N deputies, E datasets.
 """
@@ -8,23 +8,57 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import can_return_tuple
 
-from .base_moesumm import MoeSummEncoder, MoeSummPreTrainedModel
-from .cache_moesumm import CACHE, accepts_both_names, named_for_peft
-from .layers_moesumm import margin_losses, token_losses
+from .base_moesumm import MoeSummPreTrainedModel
+from .cache_moesumm import CACHE, accepts_both_names
+from .configuration_moesumm import MoeSummConfig
+from .heads_moesumm import LanguageModelMixin
 from .routing_moesumm import (
     RoutingContext,
-    check_exclusive,
     check_has_labels,
-    check_has_source,
-    dataset_names_to_ids,
-    validate_dataset_ids,
+    make_routing_context,
+    past_length,
+    validate_source,
+    validate_target,
 )
 
-STATES = ("output_hidden_states", "output_attentions")
+
+class MoeSummEncoder(nn.Module):
+    """The backbone's encoder with the arguments for datasets: what `get_encoder` returns. It shares the model's weights.
+
+    The arguments are those of `MoeSummForConditionalGeneration.forward`; `generate` passes on the ones in this signature.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, config: MoeSummConfig, encoder: PreTrainedModel):
+        super().__init__()
+        self.config, self.encoder = config, encoder
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        dataset: str | list[str | None] | None = None,
+        dataset_ids: torch.Tensor | None = None,
+        main_expert_only: bool | None = None,
+        deputy_id: int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ):
+        """Computes the backbone encoder's output; its `last_hidden_state` is `(B, S, d)`."""
+        tokens = validate_source(self.config, input_ids, inputs_embeds)
+        options = dataset, dataset_ids, main_expert_only, deputy_id
+        return self.encoder(
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
+            output_attentions=output_attentions, output_hidden_states=output_hidden_states, return_dict=return_dict,
+            routing=make_routing_context(self.config, len(tokens), tokens.device, *options),
+        )  # fmt: skip
 
 
 @dataclass
@@ -74,7 +108,39 @@ class MoeSummSeq2SeqLMOutput(Seq2SeqLMOutput):
     decoder_expert_weights: tuple[torch.Tensor, ...] | None = None
 
 
-class MoeSummModel(MoeSummPreTrainedModel):
+class MoeSummSeq2SeqPreTrainedModel(MoeSummPreTrainedModel):
+    """What the models of an encoder and a decoder share: the encoder with arguments for datasets, and the routing's outputs."""
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The encoder, which accepts `dataset_ids` and the other routing arguments."""
+        return MoeSummEncoder(self.config, self.backbone.get_encoder())
+
+    def _make_routing(
+        self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, **options
+    ) -> tuple[int, RoutingContext]:
+        """Validates the lengths; returns B and the routing. `options` are those of `make_routing_context`."""
+        tokens = encoder_outputs[0] if encoder_outputs else validate_source(self.config, input_ids, inputs_embeds)
+        past, B = past_length(cache), len(tokens)
+        validate_target(self.config, decoder_tokens, past)
+        options["validated"] = encoder_outputs is not None and past > 0
+        return B, make_routing_context(self.config, B, tokens.device, **options)
+
+    def _router_outputs(self, routing: RoutingContext, B: int, outputs, encoder_ran: bool) -> dict[str, tuple]:
+        """The output fields for `output_router_indices`, of the first B rows of the backbone's outputs."""
+        if not routing.recording:
+            return {}
+        states, depth = outputs.last_hidden_state, len(self.backbone.base_model.encoder.layers)
+        parts = [("decoder", range(depth, self.num_layers), states.shape[1])]
+        if encoder_ran:
+            parts.append(("encoder", range(depth), outputs.encoder_last_hidden_state.shape[1]))
+        router_outputs: dict[str, tuple] = {}
+        for part, layers, length in parts:
+            indices, weights = routing.experts_of(layers, (B, length), states.device)
+            router_outputs |= {f"{part}_expert_indices": indices, f"{part}_expert_weights": weights}
+        return router_outputs
+
+
+class MoeSummModel(MoeSummSeq2SeqPreTrainedModel):
     """The hidden states of encoder and decoder, without logits. It opens the checkpoints of
     `MoeSummForConditionalGeneration`, and the other way round: the language modeling head is kept, but not used.
 
@@ -130,7 +196,7 @@ class MoeSummModel(MoeSummPreTrainedModel):
         return MoeSummSeq2SeqModelOutput(**outputs, **router_outputs)
 
 
-class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
+class MoeSummForConditionalGeneration(LanguageModelMixin, MoeSummSeq2SeqPreTrainedModel, GenerationMixin):
     """Summarises texts of several datasets: an encoder and a decoder with a main expert and deputies in every layer.
 
     Example:
@@ -142,29 +208,8 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
     ```
     """
 
-    card_use = {
-        "what": "Summarises texts of several domains",
-        "tag": "summarization",
-        "package": "modeling_moesumm",
-        "task": "moe-summarization",
-        "call": 'run("The council met on Monday. ...")',
-    }
     lora_task = "SEQ_2_SEQ_LM"
-
-    @classmethod
-    def pipelines(cls) -> dict[str, type | str]:
-        """The pipeline that is saved with the model."""
-        from .pipeline_moe_summarization import MoeSummarizationPipeline
-
-        return {"moe-summarization": MoeSummarizationPipeline}
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The language modeling head."""
-        return self.backbone.get_output_embeddings()
-
-    def set_output_embeddings(self, value: nn.Module):
-        """Replaces the language modeling head."""
-        self.backbone.set_output_embeddings(value)
+    output_class = MoeSummSeq2SeqLMOutput
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """The decoder's input `(B, T)` for labels `(B, T)`, shifted as the backbone shifts them."""
@@ -242,90 +287,6 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             losses = self._losses(logits, labels.to(logits.device), main, num_items_in_batch)
         router_outputs = self._router_outputs(routing, B, outputs, encoder_outputs is None)
         return self._output(outputs, full, logits=logits, **losses, **router_outputs)
-
-    def _run_backbone(self, model_inputs: dict, cached: dict, routing, margin: bool, kwargs: dict):
-        """The backbone's outputs and, if the margin takes a pass of its own, the main expert's states, else `None`."""
-        if margin and self.config.margin_main == "model":
-            check_has_source(cached["encoder_outputs"], cached[CACHE])
-            return self._full_and_main(model_inputs, routing, kwargs)
-        if margin:
-            routing.main_only_layer = self.num_layers - 1
-        return self.backbone.base_model(**model_inputs, **cached, routing=routing, return_dict=True, **kwargs), None
-
-    def _full_and_main(self, model_inputs: dict, routing: RoutingContext, kwargs: dict):
-        """The backbone's output with and without deputies: one pass of 2B rows; or two of B rows, and the second's states."""
-        # One pass uses every parameter once, which sharding and re-entrant checkpoints need. But slices of its states would
-        # not be part of the loss's graph, so requested states come from a pass of their own.
-        call = {"use_cache": False, "return_dict": True}
-        model = self.backbone.base_model
-        defaults = {name: getattr(self.config.text_config, name, False) for name in STATES}
-        requested = {name: value for name, value in kwargs.items() if name in STATES and value is not None}
-        if torch.is_grad_enabled() and any({**defaults, **requested}.values()):
-            outputs = model(**model_inputs, routing=routing, **call, **kwargs)
-            kwargs = {name: value for name, value in kwargs.items() if name not in STATES}
-            main = model(**model_inputs, routing=RoutingContext(False), **call, **kwargs)
-            return outputs, main.last_hidden_state
-        first = next(x for x in model_inputs.values() if x is not None)
-        doubled = {name: None if x is None else torch.cat([x, x]) for name, x in model_inputs.items()}
-        routing = routing.with_main_only_rows(len(first), first.device)
-        return model(**doubled, routing=routing, **call, **kwargs), None
-
-    def _lm_logits(self, states: torch.Tensor) -> torch.Tensor:
-        """The logits `(..., V)` of states `(..., d)`."""
-        logits = self.backbone.get_output_embeddings()(states)
-        bias = getattr(self.backbone, "final_logits_bias", None)
-        return logits if bias is None else logits + bias[0].to(logits.device)
-
-    def _losses(self, logits, labels, main_states, num_items_in_batch) -> dict[str, torch.Tensor]:
-        """The losses of the output for logits `(B, T, V)` and the main expert's states `(B, T, d)`."""
-        labels, coef = labels.flatten(), self.config.margin_loss_coef
-        full = token_losses(logits.flatten(0, 1), labels)
-        smoothing = self.config.label_smoothing
-        generation = token_losses(logits.flatten(0, 1), labels, smoothing) if smoothing else full
-        real = labels != -100
-        total = torch.as_tensor(real.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        generation_loss = generation.sum() / total
-        if not coef:
-            return {"loss": generation_loss, "generation_loss": generation_loss}
-        main = full  # without deputies both are the same model, and m_t = 0
-        if main_states is not None:
-            main_states = main_states.flatten(0, 1)
-            if not torch.compiler.is_compiling():  # logits of the real tokens only, since the vocabulary is large
-                main_states, labels, full = main_states[real], labels[real], full[real]
-            main = token_losses(self._lm_logits(main_states), labels)
-        margin_loss = margin_losses(full, main).sum() / total
-        loss = generation_loss + coef * margin_loss
-        return {"loss": loss, "generation_loss": generation_loss, "margin_loss": margin_loss}
-
-    def _output(self, outputs, full, **fields) -> MoeSummSeq2SeqLMOutput:
-        B = len(full)
-
-        def first_rows(states):
-            if isinstance(states, tuple):
-                return tuple(map(first_rows, states))
-            if states is outputs.last_hidden_state:
-                return full  # the input of the logits, and so part of the loss's graph
-            return states if states is None or len(states) == B else states[:B]
-
-        names = set(outputs) - {"last_hidden_state", CACHE}
-        states = {name: first_rows(outputs[name]) for name in names}
-        return MoeSummSeq2SeqLMOutput(**fields, **{CACHE: outputs.get(CACHE)}, **states)
-
-    def prepare_inputs_for_generation(self, *args, **kwargs):
-        """As in transformers, also for prefix tuning by peft."""
-        return named_for_peft(self, super().prepare_inputs_for_generation(*args, **kwargs))
-
-    def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
-        # generate() calls this once, before the encoder runs and before rows are expanded to beams: names become ids,
-        # which transformers expands with their rows.
-        inputs, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
-        dataset, ids = model_kwargs.pop("dataset", None), model_kwargs.get("dataset_ids")
-        if dataset is not None:
-            check_exclusive(dataset, ids)
-            ids = dataset_names_to_ids(self.config.datasets, dataset, len(inputs))
-        if ids is not None:
-            model_kwargs["dataset_ids"] = validate_dataset_ids(torch.as_tensor(ids, device=inputs.device), len(inputs))
-        return inputs, name, model_kwargs
 
     def _validate_generated_length(self, generation_config, input_ids_length, has_default_max_length):
         super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)

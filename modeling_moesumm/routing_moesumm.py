@@ -173,11 +173,11 @@ def validate_target(config, tokens: torch.Tensor | None, past: int):
 
 
 def check_has_source(encoder_outputs, cache):
-    """Raises a `ValueError` if the margin loss cannot run the encoder without deputies."""
+    """Raises a `ValueError` if the margin loss cannot run the model without deputies."""
     for name, value in (("encoder_outputs", encoder_outputs), ("cache", cache)):
         if value is not None:
             raise ValueError(
-                f"labels with {name}: the margin loss also needs the encoder's states without deputies. Pass input_ids, or "
+                f"labels with {name}: the margin loss also needs the states without deputies. Pass input_ids instead, or "
                 "set config.margin_loss_coef = 0 or config.margin_main = 'last_layer'."
             )
 

@@ -26,11 +26,14 @@ class NoDefaultModel(Mapping):
 
 
 def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: str = "text") -> None:
-    """As transformers' `PIPELINE_REGISTRY.register_pipeline`, for a pipeline without a default model."""
+    """As transformers' `PIPELINE_REGISTRY.register_pipeline`, for a pipeline without a default model. `pt_model` is an auto class,
+    or a tuple of auto classes, which are tried in this order.
+    """
     from transformers.pipelines import PIPELINE_REGISTRY
 
     PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=pt_model, type=type)
     # a new entry, and not arguments of register_pipeline: saved models would record them
     entry = PIPELINE_REGISTRY.supported_tasks[task]
-    changed = {"pt": (checked_class(pt_model),), "default": NoDefaultModel(task)}
+    classes = pt_model if isinstance(pt_model, tuple) else (pt_model,)
+    changed = {"pt": tuple(map(checked_class, classes)), "default": NoDefaultModel(task)}
     PIPELINE_REGISTRY.supported_tasks[task] = entry | changed
