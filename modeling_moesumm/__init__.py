@@ -3,10 +3,16 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .causal_moesumm import MoeSummCausalLMOutput, MoeSummForCausalLM
 from .configuration_moesumm import MoeSummConfig
-from .data_moesumm import DataCollatorForMoeSumm, TemperatureSampler
+from .data_moesumm import (
+    DataCollatorForCausalMoeSumm,
+    DataCollatorForMoeSumm,
+    TemperatureSampler,
+    tokenize_summaries,
+)
 from .modeling_moesumm import (
+    MoeSummCausalLMOutput,
+    MoeSummForCausalLM,
     MoeSummForConditionalGeneration,
     MoeSummModel,
     MoeSummPreTrainedModel,
@@ -14,6 +20,7 @@ from .modeling_moesumm import (
     MoeSummSeq2SeqModelOutput,
 )
 from .pipeline_moe_summarization import MoeSummarizationPipeline
+from .prompts_moesumm import format_prompt
 
 try:
     from run_tools.pipelines import register_pipeline
@@ -32,7 +39,7 @@ register_pipeline(
 )
 
 __all__ = [
-    "DataCollatorForMoeSumm", "MoeSummCausalLMOutput", "MoeSummConfig", "MoeSummForCausalLM",
-    "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummPreTrainedModel", "MoeSummSeq2SeqLMOutput", "MoeSummSeq2SeqModelOutput", "MoeSummarizationPipeline",
-    "TemperatureSampler",
+    "DataCollatorForCausalMoeSumm", "DataCollatorForMoeSumm", "MoeSummCausalLMOutput", "MoeSummConfig", "MoeSummForCausalLM",
+    "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummPreTrainedModel", "MoeSummSeq2SeqLMOutput",
+    "MoeSummSeq2SeqModelOutput", "MoeSummarizationPipeline", "TemperatureSampler", "format_prompt", "tokenize_summaries",
 ]  # fmt: skip

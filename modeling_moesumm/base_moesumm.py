@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 
 from .backbone_moesumm import BackboneMixin
-from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
+from .configuration_moesumm import DECODERS, EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
 from .experts_moesumm import DatasetSelectors, DeputyExperts, DeputyFeedForward
 from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers, layer_stacks
 from .saving_moesumm import SelfContainedCheckpointMixin, lexperts_tools
@@ -99,14 +99,12 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
     @classmethod
     def build_backbone(cls, config) -> PreTrainedModel:
         """The backbone of its configuration. Raises a `ValueError` for one that this class does not support."""
-        is_seq2seq = cls.backbone_class is AutoModelForSeq2SeqLM
-        if config.is_encoder_decoder != is_seq2seq:
-            kind, other = (
-                ("a decoder", "CausalLM") if is_seq2seq else ("an encoder with a decoder", "ConditionalGeneration")
-            )
+        is_seq2seq, decoder = cls.backbone_class is AutoModelForSeq2SeqLM, config.model_type in DECODERS
+        if config.is_encoder_decoder != is_seq2seq or not (is_seq2seq or decoder):
+            kind = "ConditionalGeneration" if config.is_encoder_decoder else "CausalLM" if decoder else None
             raise ValueError(
-                f"model_type={config.model_type!r} is not {'an encoder-decoder model' if is_seq2seq else 'a decoder'}. "
-                f"{cls.__name__} needs {cls.backbone_example}; for {kind} there is MoeSummFor{other}."
+                f"model_type={config.model_type!r} is not supported by {cls.__name__}, which needs {cls.backbone_example}."
+                + (f" Use MoeSummFor{kind}." if kind else "")
             )
         backbone = cls.backbone_class.from_config(config, trust_remote_code=False)
         get_layers(backbone.base_model)

@@ -11,6 +11,7 @@ EXPERTS_IMPLEMENTATIONS = ("auto", "eager", "batched_mm", "grouped_mm")
 GATE_POSITIONS = ("deputy", "layer_output", "ffn_output")
 MARGIN_MAIN = ("model", "last_layer")
 DEPUTY_INTERMEDIATE_SIZE = 512
+SUMMARY_PROMPT = "\n\nSummary:\n"
 ENCODER_DECODERS = "BART, PEGASUS or mBART"
 DECODERS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}  # by model_type
 BACKBONES = f"{ENCODER_DECODERS}; or a decoder: {', '.join(DECODERS.values())}"
@@ -113,7 +114,7 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
     gate_position: str = "deputy"
     selector_bias: bool = False
     deputy_init_std: float | int = 0.0
-    summary_prompt: str = "\n\nSummary:\n"
+    summary_prompt: str = SUMMARY_PROMPT
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool = True
 

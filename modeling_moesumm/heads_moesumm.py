@@ -5,6 +5,7 @@ Letters: B texts, T tokens in each, d hidden size, V vocabulary.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers.utils import ModelOutput
 
@@ -148,3 +149,15 @@ class LanguageModelMixin:
         if ids is not None:
             model_kwargs["dataset_ids"] = validate_dataset_ids(torch.as_tensor(ids, device=inputs.device), len(inputs))
         return inputs, name, model_kwargs
+
+
+def next_tokens(labels: torch.Tensor, K: int) -> torch.Tensor:
+    """The label of the next position for each of K positions, both `(B, K)`, -100 at the last; raises a `ValueError` for
+    labels of another length.
+    """
+    if labels.shape[1] != K:
+        raise ValueError(
+            f"labels has {labels.shape[1]} positions, and {K} are scored. Pass the labels of the scored positions: all, or with "
+            "logits_to_keep=K the last K."
+        )
+    return F.pad(labels[:, 1:], (0, 1), value=-100)

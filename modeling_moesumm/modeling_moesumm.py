@@ -1,64 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoeSumm as a Hugging Face model: BART, PEGASUS or mBART with deputies beside the main expert (MoeSumm, Sect. 4).
+"""MoeSumm as Hugging Face models: a pretrained summariser with deputies beside its main expert (MoeSumm, Sect. 4).
 
-Letters: B texts, S source tokens, T target tokens, d hidden size, V vocabulary, N deputies, E datasets.
+Letters: B texts, S source tokens, T target tokens (of a decoder, all tokens), K positions that are scored, d hidden size,
+V vocabulary, N deputies, E datasets.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import nn
-from transformers import GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers import AutoModelForCausalLM, GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import can_return_tuple
 
 from .base_moesumm import MoeSummPreTrainedModel
 from .cache_moesumm import CACHE, accepts_both_names
-from .configuration_moesumm import MoeSummConfig
-from .heads_moesumm import LanguageModelMixin
-from .routing_moesumm import (
-    RoutingContext,
-    check_has_labels,
-    make_routing_context,
-    past_length,
-    validate_source,
-    validate_target,
-)
-
-
-class MoeSummEncoder(nn.Module):
-    """The backbone's encoder with the arguments for datasets: what `get_encoder` returns. It shares the model's weights.
-
-    The arguments are those of `MoeSummForConditionalGeneration.forward`; `generate` passes on the ones in this signature.
-    """
-
-    main_input_name = "input_ids"
-
-    def __init__(self, config: MoeSummConfig, encoder: PreTrainedModel):
-        super().__init__()
-        self.config, self.encoder = config, encoder
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        dataset: str | list[str | None] | None = None,
-        dataset_ids: torch.Tensor | None = None,
-        main_expert_only: bool | None = None,
-        deputy_id: int | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ):
-        """Computes the backbone encoder's output; its `last_hidden_state` is `(B, S, d)`."""
-        tokens = validate_source(self.config, input_ids, inputs_embeds)
-        options = dataset, dataset_ids, main_expert_only, deputy_id
-        return self.encoder(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states, return_dict=return_dict,
-            routing=make_routing_context(self.config, len(tokens), tokens.device, *options),
-        )  # fmt: skip
+from .heads_moesumm import LanguageModelMixin, next_tokens
+from .routing_moesumm import check_has_labels, check_tokens, make_routing_context, past_length
+from .seq2seq_moesumm import MoeSummSeq2SeqPreTrainedModel
 
 
 @dataclass
@@ -108,36 +66,28 @@ class MoeSummSeq2SeqLMOutput(Seq2SeqLMOutput):
     decoder_expert_weights: tuple[torch.Tensor, ...] | None = None
 
 
-class MoeSummSeq2SeqPreTrainedModel(MoeSummPreTrainedModel):
-    """What the models of an encoder and a decoder share: the encoder with arguments for datasets, and the routing's outputs."""
+@dataclass
+class MoeSummCausalLMOutput(CausalLMOutputWithPast):
+    """
+    Args:
+        loss (scalar, if `labels` are given): generation loss, plus `margin_loss_coef` times the margin loss.
+        logits (`(B, K, V)`): scores of the next token.
+        cache: `past_key_values` before transformers 5.24.
+        hidden_states (tuple of `(B, T, d)`): after the embedding and after each layer, with `output_hidden_states`.
+        attentions (tuple of `(B, heads, T, T)`): of each layer, with `output_attentions`. States and attentions are part of
+            the loss's graph, so `retain_grad()` works.
+        generation_loss (scalar, if `labels` are given): cross-entropy over the labels that are not -100, smoothed by
+            `label_smoothing`.
+        margin_loss (scalar, if `labels` are given and `margin_loss_coef` is not 0): MoeSumm, Eq. 9, unweighted.
+        expert_indices (tuple of `(B, T)`): with `output_router_indices`, each token's deputy in each layer, -1 if it used the
+            main expert only.
+        expert_weights (tuple of `(B, T)`, float32): its weight g_p, 0 without a deputy.
+    """
 
-    def get_encoder(self, modality: str | None = None) -> nn.Module:
-        """The encoder, which accepts `dataset_ids` and the other routing arguments."""
-        return MoeSummEncoder(self.config, self.backbone.get_encoder())
-
-    def _make_routing(
-        self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, **options
-    ) -> tuple[int, RoutingContext]:
-        """Validates the lengths; returns B and the routing. `options` are those of `make_routing_context`."""
-        tokens = encoder_outputs[0] if encoder_outputs else validate_source(self.config, input_ids, inputs_embeds)
-        past, B = past_length(cache), len(tokens)
-        validate_target(self.config, decoder_tokens, past)
-        options["validated"] = encoder_outputs is not None and past > 0
-        return B, make_routing_context(self.config, B, tokens.device, **options)
-
-    def _router_outputs(self, routing: RoutingContext, B: int, outputs, encoder_ran: bool) -> dict[str, tuple]:
-        """The output fields for `output_router_indices`, of the first B rows of the backbone's outputs."""
-        if not routing.recording:
-            return {}
-        states, depth = outputs.last_hidden_state, len(self.backbone.base_model.encoder.layers)
-        parts = [("decoder", range(depth, self.num_layers), states.shape[1])]
-        if encoder_ran:
-            parts.append(("encoder", range(depth), outputs.encoder_last_hidden_state.shape[1]))
-        router_outputs: dict[str, tuple] = {}
-        for part, layers, length in parts:
-            indices, weights = routing.experts_of(layers, (B, length), states.device)
-            router_outputs |= {f"{part}_expert_indices": indices, f"{part}_expert_weights": weights}
-        return router_outputs
+    generation_loss: torch.Tensor | None = None
+    margin_loss: torch.Tensor | None = None
+    expert_indices: tuple[torch.Tensor, ...] | None = None
+    expert_weights: tuple[torch.Tensor, ...] | None = None
 
 
 class MoeSummModel(MoeSummSeq2SeqPreTrainedModel):
@@ -298,7 +248,106 @@ class MoeSummForConditionalGeneration(LanguageModelMixin, MoeSummSeq2SeqPreTrain
             )
 
 
+class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationMixin):
+    """Summarises texts of several datasets: a decoder with a main expert and deputies in every layer. The document and the
+    configuration's `summary_prompt` are the prompt (`prompts_moesumm.format_prompt`), and the summary continues it.
+
+    Deputies act on all tokens of a row, those of the prompt and those of the summary; `LlamaLikeLayer` has the equations.
+
+    Example:
+
+    ```python
+    >>> from modeling_moesumm import MoeSummForCausalLM
+    >>> model = MoeSummForCausalLM.from_backbone("HuggingFaceTB/SmolLM2-135M-Instruct", datasets=["papers", "clinic"])
+    >>> prompts = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    >>> model.generate(**prompts, dataset=["papers", None], max_new_tokens=60)
+    ```
+    """
+
+    backbone_class = AutoModelForCausalLM
+    backbone_example = "a Llama, Mistral, Qwen2 or Qwen3, such as 'HuggingFaceTB/SmolLM2-135M-Instruct'"
+    lora_task = "CAUSAL_LM"
+    output_class = MoeSummCausalLMOutput
+
+    @can_return_tuple
+    @accepts_both_names
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        cache=None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        dataset: str | list[str | None] | None = None,
+        dataset_ids: torch.Tensor | None = None,
+        main_expert_only: bool | None = None,
+        deputy_id: int | None = None,
+        use_cache: bool | None = None,
+        output_router_indices: bool = False,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> MoeSummCausalLMOutput:
+        """Computes logits and losses.
+
+        Args:
+            input_ids, attention_mask, position_ids (`(B, T)`), inputs_embeds (`(B, T, d)`), cache, use_cache: as for the
+                backbone. Rows may be padded on either side.
+            labels (`(B, K)`): the token ids, -100 for tokens without a loss, such as those of the prompt. They are shifted
+                here: the scores at a position are those of the next token. K is T without `logits_to_keep`.
+            dataset: the name of each row's dataset, `None` for none, or one name for all rows.
+            dataset_ids (`(B,)`): the same as ids, -1 for none. Without either, only the main expert is used.
+            main_expert_only: whether to use only the main expert in all rows.
+            deputy_id: the deputy that all tokens of all rows use, with weight 1, whatever their datasets.
+            output_router_indices: whether to return `expert_indices` and `expert_weights`.
+            logits_to_keep: the number of last positions to score, or their indices `(K,)`; 0 for all.
+            num_items_in_batch: labels of the whole step, over accumulated batches and processes, as the Trainer passes it.
+                The losses are then sums divided by it, so gradient accumulation changes nothing.
+            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`. With labels and a margin
+                loss, requesting these takes two forward passes, so that the returned states are part of the loss's graph.
+
+        Raises:
+            ValueError: for an unknown dataset, ids out of range or of a wrong number, rows without tokens, and labels that do
+                not match the positions that are scored.
+        """
+        config = self.config
+        tokens = check_tokens(input_ids, inputs_embeds)
+        if labels is not None:
+            use_cache = False
+        elif self.training and num_items_in_batch is not None:
+            check_has_labels(config, input_ids)
+        B, past = len(tokens), past_length(cache)
+        routing = make_routing_context(
+            config, B, tokens.device, dataset, dataset_ids, main_expert_only, deputy_id,
+            training=self.training and labels is not None and torch.is_grad_enabled(), validated=past > 0,
+            recording=output_router_indices,
+        )  # fmt: skip
+        model_inputs = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }  # fmt: skip
+        margin = labels is not None and bool(config.margin_loss_coef) and routing.active
+        cached = {CACHE: cache, "use_cache": use_cache}
+        outputs, main = self._run_backbone(model_inputs, cached, routing, margin, kwargs)
+        states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d) with the main expert's states in the second half
+        full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self._lm_logits(full[:, kept])
+        fields = {}
+        if labels is not None:
+            targets = next_tokens(labels.to(logits.device), logits.shape[1])
+            main = None if main is None else main[:, kept]
+            fields = self._losses(logits, targets, main, num_items_in_batch)
+        if output_router_indices:
+            shape = (B, tokens.shape[1])
+            indices, weights = routing.experts_of(range(self.num_layers), shape, states.device)
+            fields |= {"expert_indices": indices, "expert_weights": weights}
+        return self._output(outputs, full, logits=logits, **fields)
+
+
 MoeSummModel.register_for_auto_class("AutoModel")
 MoeSummForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+MoeSummForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 
-__all__ = ["MoeSummEncoder", "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummPreTrainedModel"]
+__all__ = ["MoeSummForCausalLM", "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummPreTrainedModel"]

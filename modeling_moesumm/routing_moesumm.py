@@ -162,6 +162,16 @@ def validate_source(config, input_ids: torch.Tensor | None, inputs_embeds: torch
     return tokens
 
 
+def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    """The inputs, `(B, T)` or `(B, T, d)`; raises a `ValueError` if there are none, or if they are empty."""
+    tokens = input_ids if input_ids is not None else inputs_embeds
+    if tokens is None:
+        raise ValueError("Neither input_ids nor inputs_embeds was given. Pass one of them.")
+    if not tokens.shape[1]:
+        raise ValueError("The rows have no tokens. Leave out empty texts.")
+    return tokens
+
+
 def validate_target(config, tokens: torch.Tensor | None, past: int):
     """Raises a `ValueError` if the summaries, after `past` cached tokens, are too long for the decoder."""
     limit = config.max_position_embeddings

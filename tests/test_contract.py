@@ -11,7 +11,14 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, BartForConditionalGeneration, BertForMaskedLM, BertModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BartForConditionalGeneration,
+    BertForMaskedLM,
+    BertModel,
+    LlamaForCausalLM,
+)
 
 import lexperts  # noqa: F401  (registers the pipelines)
 from modeling_lexicon.cache_lexicon import CACHE
@@ -21,6 +28,7 @@ from run_tools.models import CheckedModelMixin
 from .tiny_models import (
     CASES,
     VOCABULARY,
+    decoder_config,
     encoder_config,
     first_output,
     make_inputs,
@@ -57,7 +65,8 @@ def backbones(tmp_path_factory):
     folder = tmp_path_factory.mktemp("backbones")
     torch.manual_seed(0)
     encoder, summariser = BertForMaskedLM(encoder_config()), BartForConditionalGeneration(summariser_config())
-    for kind, model in (("encoder", encoder), ("summariser", summariser)):
+    decoder = LlamaForCausalLM(decoder_config())
+    for kind, model in (("encoder", encoder), ("summariser", summariser), ("decoder", decoder)):
         model.save_pretrained(folder / kind)
         model.save_pretrained(folder / f"{kind}-variant", variant="fp16")
         base = copy.deepcopy(model.base_model).to(torch.bfloat16)
@@ -67,6 +76,8 @@ def backbones(tmp_path_factory):
 
 def backbone_of(name):
     """The folder in `backbones` of a class's kind, and one of another kind."""
+    if name == "MoeSummForCausalLM":
+        return "decoder", "encoder"
     return ("summariser", "encoder") if name.startswith("MoeSumm") else ("encoder", "summariser")
 
 
@@ -95,7 +106,7 @@ def exhird_tokenizer():
 
 def pretrained_weight(model) -> torch.Tensor:
     """A matrix that all backbones here have, in the last layer of the (first) stack."""
-    names = ("encoder.layer.1.output.dense.weight", "encoder.layers.1.fc2.weight")
+    names = ("encoder.layer.1.output.dense.weight", "encoder.layers.1.fc2.weight", "layers.1.mlp.down_proj.weight")
     return next(p for name, p in model.named_parameters() if name.endswith(names))
 
 
@@ -275,7 +286,7 @@ def test_what_is_no_backbone_is_named(name, backbones, tmp_path):
         with pytest.raises(OSError, match=message):
             from_folder(name, folder)
     for opens in (cls, type(model.config)):
-        with pytest.raises(ValueError, match=r"model_type='b\w+t'.*from_backbone"):
+        with pytest.raises(ValueError, match=r"model_type='(bert|bart|llama)'.*from_backbone"):
             opens.from_pretrained(own)
     option = next(iter(OVERRIDES[model.config.model_type]))
     with pytest.raises(ValueError, match=f"'{option[:-1]}'.*Did you mean '{option}'"):

@@ -52,10 +52,19 @@ CASES = {
     "moesumm-bart": (SEQ2SEQ, SUMMARIZE),
     "moesumm-pegasus": (SEQ2SEQ, SUMMARIZE),
     "moesumm-mbart": (SEQ2SEQ, SUMMARIZE),
+    "moesumm-llama": (CAUSAL, SUMMARIZE),
     "lexicon-token": (CAUSAL, DEFINE),
     "lexicon-sequence_hard": (CAUSAL, DEFINE),
 }
-PUSHED = ("seke-bert", "hypernet-tags", "hypernet-answers", "exhird-pretrained", "moesumm-bart", "lexicon-token")
+PUSHED = (
+    "seke-bert",
+    "hypernet-tags",
+    "hypernet-answers",
+    "exhird-pretrained",
+    "moesumm-bart",
+    "moesumm-llama",
+    "lexicon-token",
+)
 AGAIN = (*PUSHED, "hypernet-classes", "exhird-transformer")  # every package and head: the backbone changes no code
 OTHER_PUSHES = {"seke-bert": ["tester/untrained", "tester/saved"]}
 PIPELINES = {
@@ -64,6 +73,7 @@ PIPELINES = {
     "HypernetForQuestionAnswering": "extractive-qa",
     "ExhirdForKeyphraseGeneration": "keyphrase-generation",
     "MoeSummForConditionalGeneration": "moe-summarization",
+    "MoeSummForCausalLM": "moe-summarization",
     "LexiconForCausalLM": "definition-modeling",
 }
 each_case = pytest.mark.parametrize("name", CASES)
