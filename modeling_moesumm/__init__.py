@@ -15,6 +15,7 @@ from .modeling_moesumm import (
     MoeSummForCausalLM,
     MoeSummForConditionalGeneration,
     MoeSummModel,
+    MoeSummModelOutput,
     MoeSummPreTrainedModel,
     MoeSummSeq2SeqLMOutput,
     MoeSummSeq2SeqModelOutput,
@@ -40,6 +41,6 @@ register_pipeline(
 
 __all__ = [
     "DataCollatorForCausalMoeSumm", "DataCollatorForMoeSumm", "MoeSummCausalLMOutput", "MoeSummConfig", "MoeSummForCausalLM",
-    "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummPreTrainedModel", "MoeSummSeq2SeqLMOutput",
-    "MoeSummSeq2SeqModelOutput", "MoeSummarizationPipeline", "TemperatureSampler", "format_prompt", "tokenize_summaries",
+    "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummModelOutput", "MoeSummPreTrainedModel",
+    "MoeSummSeq2SeqLMOutput", "MoeSummSeq2SeqModelOutput", "MoeSummarizationPipeline", "TemperatureSampler", "format_prompt", "tokenize_summaries",
 ]  # fmt: skip

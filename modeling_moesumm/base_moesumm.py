@@ -5,16 +5,16 @@ Letters: N deputies, E datasets.
 """
 
 from dataclasses import fields
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, initialization
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 
 from .backbone_moesumm import BackboneMixin
-from .configuration_moesumm import DECODERS, EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
+from .configuration_moesumm import BACKBONES, DECODERS, EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
 from .experts_moesumm import DatasetSelectors, DeputyExperts, DeputyFeedForward
 from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers, layer_stacks
+from .routing_moesumm import RoutingContext, check_tokens, make_routing_context, past_length
 from .saving_moesumm import SelfContainedCheckpointMixin, lexperts_tools
 from .validation_moesumm import did_you_mean
 
@@ -22,10 +22,15 @@ from .validation_moesumm import did_you_mean
 CONFIG_OPTIONS = {field.name for field in fields(MoeSummConfig)} - {"text_config"}
 
 
+def language_model_class(config):
+    """The auto class of a backbone with its head, by a configuration."""
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
 class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
     """A backbone with deputies: initialisation, saving, loading, datasets. All subclasses have the same parameters.
 
-    `backbone_class` is the auto class of the backbone.
+    `has_encoder` is whether the backbone has an encoder; `None` for both kinds.
     """
 
     card_family = "MoeSumm: one main expert, and deputy experts for each dataset (Chen et al. 2024)"
@@ -33,8 +38,8 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    backbone_class: Any = AutoModelForSeq2SeqLM
-    backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
+    has_encoder: bool | None = None
+    backbone_example = f"a {BACKBONES}; such as 'facebook/bart-large'"
     lora_task = "FEATURE_EXTRACTION"
     _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
@@ -93,20 +98,31 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
             hub = tools.hub_options(load_kwargs)
             hub["use_safetensors"] = load_kwargs.get("use_safetensors") is not False
             source = tools.resolve_backbone(name_or_path)
-            model._copy_backbone_weights(cls.backbone_class.from_pretrained(source, dtype=model.dtype, **hub))
+            pretrained = language_model_class(model.config).from_pretrained(source, dtype=model.dtype, **hub)
+            model._copy_backbone_weights(pretrained)
+        return loaded
+
+    @classmethod
+    def from_pretrained(cls, *args, key_mapping: dict[str, str] | None = None, **kwargs):
+        """As in transformers. With a `key_mapping` of names, a folder can share its backbone's file. The model is saved with its
+        own names again, which transformers would map back.
+        """
+        loaded = super().from_pretrained(*args, key_mapping=key_mapping, **kwargs)
+        if key_mapping:
+            (loaded[0] if isinstance(loaded, tuple) else loaded).__dict__.pop("_weight_conversions", None)
         return loaded
 
     @classmethod
     def build_backbone(cls, config) -> PreTrainedModel:
         """The backbone of its configuration. Raises a `ValueError` for one that this class does not support."""
-        is_seq2seq, decoder = cls.backbone_class is AutoModelForSeq2SeqLM, config.model_type in DECODERS
-        if config.is_encoder_decoder != is_seq2seq or not (is_seq2seq or decoder):
-            kind = "ConditionalGeneration" if config.is_encoder_decoder else "CausalLM" if decoder else None
+        is_seq2seq, decoder = config.is_encoder_decoder, config.model_type in DECODERS
+        if cls.has_encoder not in (None, is_seq2seq) or not (is_seq2seq or decoder):
+            kind = "ConditionalGeneration" if is_seq2seq else "CausalLM" if decoder else None
             raise ValueError(
                 f"model_type={config.model_type!r} is not supported by {cls.__name__}, which needs {cls.backbone_example}."
                 + (f" Use MoeSummFor{kind}." if kind else "")
             )
-        backbone = cls.backbone_class.from_config(config, trust_remote_code=False)
+        backbone = language_model_class(config).from_config(config, trust_remote_code=False)
         get_layers(backbone.base_model)
         return backbone
 
@@ -168,6 +184,19 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
     def num_layers(self) -> int:
         """Layers of the decoder, and of the encoder if there is one."""
         return sum(map(len, layer_stacks(self.backbone.base_model)))
+
+    def _make_decoder_routing(self, input_ids, inputs_embeds, cache, **options) -> tuple[torch.Size, RoutingContext]:
+        """For a decoder: validates the inputs; returns their shape (B, T) and the routing. `options` as of `make_routing_context`."""
+        tokens = check_tokens(input_ids, inputs_embeds)
+        options["validated"] = past_length(cache) > 0
+        return tokens.shape[:2], make_routing_context(self.config, len(tokens), tokens.device, **options)
+
+    def _decoder_router_outputs(self, routing: RoutingContext, shape: torch.Size, device) -> dict[str, tuple]:
+        """For a decoder: the output fields for `output_router_indices` of inputs of the shape (B, T)."""
+        if not routing.recording:
+            return {}
+        indices, weights = routing.experts_of(range(self.num_layers), shape, device)
+        return {"expert_indices": indices, "expert_weights": weights}
 
     def deputies(self) -> list[DeputyFeedForward]:
         """The deputies of each layer with their selectors, including copies that an adapter keeps; the encoder's first."""

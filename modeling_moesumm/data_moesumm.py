@@ -249,7 +249,10 @@ class DataCollatorForCausalMoeSumm(SummaryCollator):
                     f"or none, and at least 1 and at most max_length={self.max_length} ids; `tokenize_summaries` makes such rows."
                 )
             return list(map(int, ids)), list(map(int, labels)) or [IGNORED] * len(ids)
-        texts = {"document": [self.text(rows, index, document, "input_ids")], "summary": [row.get(summary)]}
+        texts: dict[str, list] = {
+            "document": [self.text(rows, index, document, "input_ids")],
+            "summary": [row.get(summary)],
+        }
         if texts["summary"] != [None]:
             texts["summary"] = [self.text(rows, index, summary, "labels")]
         columns = tokenize_summaries(texts, self.tokenizer, self.max_length, self.max_target_length, self.config)

@@ -8,14 +8,19 @@ V vocabulary, N deputies, E datasets.
 from dataclasses import dataclass
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers import GenerationMixin
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
 from transformers.utils import can_return_tuple
 
 from .base_moesumm import MoeSummPreTrainedModel
 from .cache_moesumm import CACHE, accepts_both_names
 from .heads_moesumm import LanguageModelMixin, next_tokens
-from .routing_moesumm import check_has_labels, check_tokens, make_routing_context, past_length
+from .routing_moesumm import check_has_labels, refuse_encoder_inputs
 from .seq2seq_moesumm import MoeSummSeq2SeqPreTrainedModel
 
 
@@ -67,6 +72,18 @@ class MoeSummSeq2SeqLMOutput(Seq2SeqLMOutput):
 
 
 @dataclass
+class MoeSummModelOutput(BaseModelOutputWithPast):
+    """
+    Args:
+        last_hidden_state (`(B, T, d)`): the states of a decoder; the other fields of `BaseModelOutputWithPast` are as there.
+        expert_indices, expert_weights: as in `MoeSummCausalLMOutput`.
+    """
+
+    expert_indices: tuple[torch.Tensor, ...] | None = None
+    expert_weights: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
 class MoeSummCausalLMOutput(CausalLMOutputWithPast):
     """
     Args:
@@ -91,8 +108,9 @@ class MoeSummCausalLMOutput(CausalLMOutputWithPast):
 
 
 class MoeSummModel(MoeSummSeq2SeqPreTrainedModel):
-    """The hidden states of encoder and decoder, without logits. It opens the checkpoints of
-    `MoeSummForConditionalGeneration`, and the other way round: the language modeling head is kept, but not used.
+    """The hidden states of encoder and decoder, or of a decoder, without logits. It opens the checkpoints of
+    `MoeSummForConditionalGeneration` and `MoeSummForCausalLM`, and the other way round: the language modeling head is kept, but
+    not used.
 
     Example:
 
@@ -128,19 +146,32 @@ class MoeSummModel(MoeSummSeq2SeqPreTrainedModel):
         use_cache: bool | None = None,
         output_router_indices: bool = False,
         **kwargs,
-    ) -> MoeSummSeq2SeqModelOutput:
-        """Computes hidden states; arguments as in `MoeSummForConditionalGeneration.forward`."""
+    ) -> MoeSummSeq2SeqModelOutput | MoeSummModelOutput:
+        """Computes hidden states; arguments as in `MoeSummForConditionalGeneration.forward`, or over a decoder as in
+        `MoeSummForCausalLM.forward`.
+        """
+        options = {
+            "dataset": dataset, "dataset_ids": dataset_ids, "main_expert_only": main_expert_only, "deputy_id": deputy_id,
+            "training": self.training and torch.is_grad_enabled(), "recording": output_router_indices,
+        }  # fmt: skip
+        given = {
+            "decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask,
+            "encoder_outputs": encoder_outputs, "decoder_inputs_embeds": decoder_inputs_embeds,
+        }  # fmt: skip
+        if not self.config.is_encoder_decoder:
+            refuse_encoder_inputs(self.config, given)
+            shape, routing = self._make_decoder_routing(input_ids, inputs_embeds, cache, **options)
+            outputs = self.backbone.base_model(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, use_cache=use_cache,
+                routing=routing, return_dict=True, **{CACHE: cache}, **kwargs,
+            )  # fmt: skip
+            router_outputs = self._decoder_router_outputs(routing, shape, outputs.last_hidden_state.device)
+            return MoeSummModelOutput(**outputs, **router_outputs)
         decoder_tokens = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-        B, routing = self._make_routing(
-            input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, dataset=dataset,
-            dataset_ids=dataset_ids, main_expert_only=main_expert_only, deputy_id=deputy_id,
-            training=self.training and torch.is_grad_enabled(), recording=output_router_indices,
-        )  # fmt: skip
+        B, routing = self._make_routing(input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, **options)
         outputs = self.backbone.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask, encoder_outputs=encoder_outputs,
-            inputs_embeds=inputs_embeds, decoder_inputs_embeds=decoder_inputs_embeds, use_cache=use_cache, routing=routing,
-            return_dict=True, **{CACHE: cache}, **kwargs,
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **given,
+            use_cache=use_cache, routing=routing, return_dict=True, **{CACHE: cache}, **kwargs,
         )  # fmt: skip
         router_outputs = self._router_outputs(routing, B, outputs, encoder_outputs is None)
         return MoeSummSeq2SeqModelOutput(**outputs, **router_outputs)
@@ -158,6 +189,8 @@ class MoeSummForConditionalGeneration(LanguageModelMixin, MoeSummSeq2SeqPreTrain
     ```
     """
 
+    has_encoder = True
+    backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
     lora_task = "SEQ_2_SEQ_LM"
     output_class = MoeSummSeq2SeqLMOutput
 
@@ -264,7 +297,7 @@ class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationM
     ```
     """
 
-    backbone_class = AutoModelForCausalLM
+    has_encoder = False
     backbone_example = "a Llama, Mistral, Qwen2 or Qwen3, such as 'HuggingFaceTB/SmolLM2-135M-Instruct'"
     lora_task = "CAUSAL_LM"
     output_class = MoeSummCausalLMOutput
@@ -312,15 +345,13 @@ class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationM
                 not match the positions that are scored.
         """
         config = self.config
-        tokens = check_tokens(input_ids, inputs_embeds)
         if labels is not None:
             use_cache = False
         elif self.training and num_items_in_batch is not None:
             check_has_labels(config, input_ids)
-        B, past = len(tokens), past_length(cache)
-        routing = make_routing_context(
-            config, B, tokens.device, dataset, dataset_ids, main_expert_only, deputy_id,
-            training=self.training and labels is not None and torch.is_grad_enabled(), validated=past > 0,
+        (B, T), routing = self._make_decoder_routing(
+            input_ids, inputs_embeds, cache, dataset=dataset, dataset_ids=dataset_ids, main_expert_only=main_expert_only,
+            deputy_id=deputy_id, training=self.training and labels is not None and torch.is_grad_enabled(),
             recording=output_router_indices,
         )  # fmt: skip
         model_inputs = {
@@ -339,10 +370,7 @@ class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationM
             targets = next_tokens(labels.to(logits.device), logits.shape[1])
             main = None if main is None else main[:, kept]
             fields = self._losses(logits, targets, main, num_items_in_batch)
-        if output_router_indices:
-            shape = (B, tokens.shape[1])
-            indices, weights = routing.experts_of(range(self.num_layers), shape, states.device)
-            fields |= {"expert_indices": indices, "expert_weights": weights}
+        fields |= self._decoder_router_outputs(routing, (B, T), states.device)
         return self._output(outputs, full, logits=logits, **fields)
 
 

@@ -172,6 +172,14 @@ def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | N
     return tokens
 
 
+def refuse_encoder_inputs(config, given: dict):
+    """Raises a `ValueError` if one of these inputs of an encoder-decoder model is given to a decoder."""
+    for name, value in given.items():
+        if value is not None:
+            model_type = config.text_config.model_type
+            raise ValueError(f"{name} was given, but a {model_type!r} has no encoder. Pass its tokens as input_ids.")
+
+
 def validate_target(config, tokens: torch.Tensor | None, past: int):
     """Raises a `ValueError` if the summaries, after `past` cached tokens, are too long for the decoder."""
     limit = config.max_position_embeddings

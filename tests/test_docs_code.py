@@ -196,6 +196,8 @@ def prepare(page: str, folder) -> None:
         get_peft_model(base, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(folder / "adapters" / "law")
     if page == "summarization.md":
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMMARIES), encoding="utf-8")
+        rows = [row | {"dataset": name} for row in SUMMARIES[::3] for name in ("papers", "clinic")]
+        (folder / "summaries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     if page == "many_documents.md":
         from datasets import Dataset
 

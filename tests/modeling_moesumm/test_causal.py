@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig, DynamicCache, Gemma2Config
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertConfig, DynamicCache, Gemma2Config
 
 from modeling_moesumm import (
     MoeSummCausalLMOutput,
@@ -14,6 +14,7 @@ from modeling_moesumm import (
     MoeSummForCausalLM,
     MoeSummForConditionalGeneration,
     MoeSummModel,
+    MoeSummModelOutput,
 )
 from modeling_moesumm.routing_moesumm import RoutingContext
 from tests.modeling_moesumm.conftest import (
@@ -23,6 +24,7 @@ from tests.modeling_moesumm.conftest import (
     each_decoder,
     for_backbone,
     gradients,
+    surer,
     tiny_backbone,
     tiny_moesumm,
     without,
@@ -112,10 +114,8 @@ def test_a_later_token_changes_no_earlier_logits(rows):
 
 
 @pytest.mark.parametrize("margin_main", ["model", "last_layer"])
-def test_the_last_positions_alone_give_the_same_losses_and_gradients(margin_main, rows):
-    K = 9
-    assert (rows["labels"][:, :-K] == -100).all() and (rows["labels"][:, -K] != -100).any() is not None
-    found = []
+def test_the_last_positions_alone_give_the_same_losses_and_gradients(margin_main, batch):
+    rows, K, found = for_backbone(batch, "llama", "left"), 6, []  # the longest summary
     for kept in ({}, {"labels": rows["labels"][:, -K - 1 :], "logits_to_keep": K + 1}):
         model = tiny_moesumm("llama", margin_main=margin_main).train()
         output = model(**{**rows, **kept})
@@ -130,7 +130,9 @@ def test_the_last_positions_alone_give_the_same_losses_and_gradients(margin_main
 def test_the_margin_compares_with_the_model_or_its_last_layer(rows):
     losses = {}
     for kind in ("model", "last_layer"):
-        model = tiny_moesumm("llama", margin_main=kind)
+        model = surer(tiny_moesumm("llama", margin_main=kind))
+        said = model(**without(rows, "labels")).logits.argmax(-1).roll(1, 1)  # so that margins are large
+        rows = rows | {"labels": torch.where(rows["labels"] == -100, -100, said)}
         full = model(**rows)
         if kind == "last_layer":  # by hand: the last layer's deputies contribute nothing
             with torch.no_grad():
@@ -195,7 +197,7 @@ def test_a_checkpoint_shares_its_backbones_file(rows, tmp_path):
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     with torch.no_grad():
         assert torch.equal(again(**rows).logits, model(**rows).logits)
-        # its own checkpoints keep their names
+        # it is saved with its own names
         again.save_pretrained(tmp_path / "again")
         assert set(load_file(tmp_path / "again" / "model.safetensors")) == set(whole)
         assert torch.equal(
@@ -213,14 +215,37 @@ def test_each_backbone_has_its_class(tmp_path):
     model = tiny_moesumm("llama")
     assert model.config.is_encoder_decoder is False and model.config.hidden_size == model.config.d_model == 32
     model.save_pretrained(tmp_path / "saved")
-    for cls in (AutoModelForSeq2SeqLM, MoeSummModel):
-        with pytest.raises(ValueError, match=r"'llama'.*MoeSummForCausalLM"):
-            cls.from_pretrained(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"'llama'.*MoeSummForCausalLM"):
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "saved")
     for config in (BertConfig(), Gemma2Config()):
         with pytest.raises(ValueError, match=rf"{config.model_type}.*Llama, Mistral, Qwen2, Qwen3"):
             MoeSummConfig(text_config=config)
     with pytest.raises(ValueError, match="summary_prompt=' '"):
         MoeSummConfig(text_config=backbone_config("llama"), summary_prompt=" ")
+
+
+def test_the_model_without_a_head_opens_the_same_checkpoints(rows, tmp_path):
+    model, given = tiny_moesumm("llama"), without(rows, "labels")
+    model.save_pretrained(tmp_path / "lm")
+    bare = AutoModel.from_pretrained(tmp_path / "lm")
+    assert type(bare) is MoeSummModel and set(bare.state_dict()) == set(model.state_dict())
+    wanted = {"output_router_indices": True, "output_hidden_states": True}
+    with torch.no_grad():
+        expected, found = model(**given, **wanted), bare(**given, **wanted)
+        assert isinstance(found, MoeSummModelOutput)
+        assert torch.equal(model._lm_logits(found.last_hidden_state), expected.logits)
+        assert all(map(torch.equal, found.expert_indices, expected.expert_indices))
+        assert all(map(torch.equal, found.hidden_states, expected.hidden_states))
+        bare.save_pretrained(tmp_path / "bare")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "bare")
+        assert torch.equal(again(**given).logits, expected.logits)
+    with pytest.raises(ValueError, match="decoder_input_ids was given, but a 'llama' has no encoder"):
+        bare(**given, decoder_input_ids=given["input_ids"])
+    tiny_backbone("llama").save_pretrained(tmp_path / "stock")
+    new = MoeSummModel.from_backbone(tmp_path / "stock", DATASETS, deputy_intermediate_size=8)
+    assert_close(
+        new(**given).last_hidden_state, tiny_backbone("llama").model(**without(given, "dataset_ids")).last_hidden_state
+    )
 
 
 # --- generation -----------------------------------------------------------------------------------------------------
