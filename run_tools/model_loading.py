@@ -123,11 +123,18 @@ def open_pipeline(task: str, name: Any, **options: Any):
         raise CheckpointError(str(error)) from error
 
 
-def checked_class(auto_class: Any) -> Any:
-    """A subclass of an auto class for the registry of pipelines, which opens models with the checks of `open_model`."""
+def checked_class(auto_class: Any, decoder_class: Any = None) -> Any:
+    """A subclass of an auto class for the registry of pipelines, which opens models with the checks of `open_model`. With a
+    `decoder_class`, models without an encoder are opened by that auto class.
+    """
 
     def from_pretrained(cls, name, *args, **options):
-        return open_checked(auto_class, auto_class.from_pretrained, name, *args, **options)
+        opened = auto_class
+        if decoder_class is not None:
+            hub = {key: options[key] for key in (*HUB_OPTIONS, "trust_remote_code") if key in options}
+            with one_line_errors(name, find_damage, "_from_pipeline" in options, **hub):
+                opened = auto_class if open_config(name, **hub).is_encoder_decoder else decoder_class
+        return open_checked(opened, opened.from_pretrained, name, *args, **options)
 
     return type(auto_class.__name__, (auto_class,), {"from_pretrained": classmethod(from_pretrained)})
 

@@ -27,7 +27,7 @@ class NoDefaultModel(Mapping):
 
 def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: str = "text") -> None:
     """As transformers' `PIPELINE_REGISTRY.register_pipeline`, for a pipeline without a default model. `pt_model` is an auto class,
-    or a tuple of auto classes, which are tried in this order.
+    or two: one for models with an encoder and a decoder, and one for decoders.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
 
@@ -35,5 +35,5 @@ def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: s
     # a new entry, and not arguments of register_pipeline: saved models would record them
     entry = PIPELINE_REGISTRY.supported_tasks[task]
     classes = pt_model if isinstance(pt_model, tuple) else (pt_model,)
-    changed = {"pt": tuple(map(checked_class, classes)), "default": NoDefaultModel(task)}
+    changed = {"pt": (checked_class(*classes),), "default": NoDefaultModel(task)}
     PIPELINE_REGISTRY.supported_tasks[task] = entry | changed
