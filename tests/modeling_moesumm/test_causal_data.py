@@ -145,13 +145,19 @@ def test_a_short_text_is_what_generate_writes(tokenizer, model):
 
 
 def test_windows_leave_room_for_the_prompt_and_the_summary(tokenizer, model):
-    summarizer, prompt = Summarizer(model, tokenizer, max_length=14), PromptFormat.of(tokenizer, model.config)
-    windows = summarizer.make_windows({0: story(60, 2)}, ["news"], {}, 0)
+    prompt = PromptFormat.of(tokenizer, model.config)
+
+    def windows_of(text, **options):
+        summarizer = Summarizer(model, tokenizer, max_length=14, **options)
+        summarizer.sources = {}
+        return summarizer.make_windows({0: text}, ["news"], {}, 0)
+
+    windows = windows_of(story(60, 2))
     assert len(windows) > 2
     for window in windows:
         assert window.ids[-len(prompt.suffix) :] == prompt.suffix
         assert len(window.ids) + window.max_length - 1 <= POSITIONS
-    (cut,) = Summarizer(model, tokenizer, max_length=14, on_long="truncate").make_windows({0: story(60)}, [None], {}, 0)
+    (cut,) = windows_of(story(60), on_long="truncate")
     assert len(cut.ids) + 13 == POSITIONS and cut.ids[-len(prompt.suffix) :] == prompt.suffix
     with pytest.raises(ValueError, match=r"Text 0 has .* the model has .* positions for them"):
         summaries_by(model, story(60), tokenizer, max_length=14, on_long="error")

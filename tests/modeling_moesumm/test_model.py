@@ -83,7 +83,8 @@ def equations_8_and_9(full, main, batch):
 
 @each_kind
 def test_the_loss_is_equations_8_and_9_with_all_gradients(backbone, batch):
-    model, slow = (surer(tiny_moesumm(backbone, margin_loss_coef=0.7)).double().train() for _ in range(2))
+    options = {"margin_loss_coef": 0.7} | ({"deputy_init_std": 1.0} if backbone in DECODERS else {})
+    model, slow = (surer(tiny_moesumm(backbone, **options)).double().train() for _ in range(2))
     batch, shift = for_backbone(batch, backbone), int(backbone in DECODERS)
     reading = without(batch, "labels")
     if not shift:
@@ -97,12 +98,13 @@ def test_the_loss_is_equations_8_and_9_with_all_gradients(backbone, batch):
     count = (batch["labels"] != -100).sum()
     targets = {"labels": batch["labels"][:, shift:]}  # of a decoder, the tokens after these positions
     generation, margin = (total / count for total in equations_8_and_9(full, main, targets))
-    assert_close(output.generation_loss, generation)
-    assert_close(output.margin_loss, margin)
-    assert_close(output.loss, generation + 0.7 * margin)
+    close = {"rtol": 1e-4, "atol": 1e-6} if shift else {}  # RMSNorm rounds to float32
+    assert_close(output.generation_loss, generation, **close)
+    assert_close(output.margin_loss, margin, **close)
+    assert_close(output.loss, generation + 0.7 * margin, **close)
     (generation + 0.7 * margin).backward()
     for name, gradient in gradients(slow).items():
-        assert_close(model.get_parameter(name).grad, gradient, msg=name)
+        assert_close(model.get_parameter(name).grad, gradient, msg=name, **close)
     # negative control: gradients flow through the second pass as well
     slow.zero_grad()
     generation, margin = equations_8_and_9(slow(**reading).logits, main.detach(), targets)
