@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base class of the MoeSumm models: backbone, initialisation, saving and loading, datasets (MoeSumm, Sect. 4).
 
-Letters: B texts, S source tokens, T target tokens, d hidden size, N deputies, E datasets.
+Letters: N deputies, E datasets.
 """
 
 from dataclasses import fields
 
 import torch
 from torch import nn
-from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, initialization
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 
 from .backbone_moesumm import BackboneMixin
-from .configuration_moesumm import EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
+from .configuration_moesumm import BACKBONES, DECODERS, EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
 from .experts_moesumm import DatasetSelectors, DeputyExperts, DeputyFeedForward
-from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers
-from .routing_moesumm import RoutingContext, make_routing_context, past_length, validate_source, validate_target
+from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers, layer_stacks
+from .routing_moesumm import RoutingContext, check_tokens, make_routing_context, past_length
 from .saving_moesumm import SelfContainedCheckpointMixin, lexperts_tools
 from .validation_moesumm import did_you_mean
 
@@ -22,50 +22,24 @@ from .validation_moesumm import did_you_mean
 CONFIG_OPTIONS = {field.name for field in fields(MoeSummConfig)} - {"text_config"}
 
 
-class MoeSummEncoder(nn.Module):
-    """The backbone's encoder with the arguments for datasets: what `get_encoder` returns. It shares the model's weights.
-
-    The arguments are those of `MoeSummForConditionalGeneration.forward`; `generate` passes on the ones in this signature.
-    """
-
-    main_input_name = "input_ids"
-
-    def __init__(self, config: MoeSummConfig, encoder: PreTrainedModel):
-        super().__init__()
-        self.config, self.encoder = config, encoder
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        dataset: str | list[str | None] | None = None,
-        dataset_ids: torch.Tensor | None = None,
-        main_expert_only: bool | None = None,
-        deputy_id: int | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ):
-        """Computes the backbone encoder's output; its `last_hidden_state` is `(B, S, d)`."""
-        tokens = validate_source(self.config, input_ids, inputs_embeds)
-        options = dataset, dataset_ids, main_expert_only, deputy_id
-        return self.encoder(
-            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions, output_hidden_states=output_hidden_states, return_dict=return_dict,
-            routing=make_routing_context(self.config, len(tokens), tokens.device, *options),
-        )  # fmt: skip
+def language_model_class(config):
+    """The auto class of a backbone with its head, by a configuration."""
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
 class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
-    """A backbone with deputies: initialisation, saving, loading, datasets. All subclasses have the same parameters."""
+    """A backbone with deputies: initialisation, saving, loading, datasets. All subclasses have the same parameters.
+
+    `has_encoder` is whether the backbone has an encoder; `None` for both kinds.
+    """
 
     card_family = "MoeSumm: one main expert, and deputy experts for each dataset (Chen et al. 2024)"
     config_class = MoeSummConfig
     base_model_prefix = "backbone"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
-    backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
+    has_encoder: bool | None = None
+    backbone_example = f"a {BACKBONES}; such as 'facebook/bart-large'"
     lora_task = "FEATURE_EXTRACTION"
     _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
@@ -95,7 +69,8 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         """Builds a model whose main expert is a pretrained model, with new deputies and selectors.
 
         Args:
-            name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART.
+            name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART; for `MoeSummForCausalLM` of a Llama, Mistral,
+                Qwen2 or Qwen3, or "smollm2", which comes as a package.
             datasets, num_deputies, deputy_intermediate_size: as in `MoeSummConfig`.
             dtype: of all weights, "auto" for the checkpoint's. The default is float32, because new experts do not train
                 well in half precision.
@@ -122,39 +97,52 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         if not model.config.main_expert:
             hub = tools.hub_options(load_kwargs)
             hub["use_safetensors"] = load_kwargs.get("use_safetensors") is not False
-            model._copy_backbone_weights(AutoModelForSeq2SeqLM.from_pretrained(name_or_path, dtype=model.dtype, **hub))
+            source = tools.resolve_backbone(name_or_path)
+            pretrained = language_model_class(model.config).from_pretrained(source, dtype=model.dtype, **hub)
+            model._copy_backbone_weights(pretrained)
+        return loaded
+
+    @classmethod
+    def from_pretrained(cls, *args, key_mapping: dict[str, str] | None = None, **kwargs):
+        """As in transformers. With a `key_mapping` of names, a folder can share its backbone's file. The model is saved with its
+        own names again, which transformers would map back.
+        """
+        loaded = super().from_pretrained(*args, key_mapping=key_mapping, **kwargs)
+        if key_mapping:
+            (loaded[0] if isinstance(loaded, tuple) else loaded).__dict__.pop("_weight_conversions", None)
         return loaded
 
     @classmethod
     def build_backbone(cls, config) -> PreTrainedModel:
-        """The backbone of its configuration. Raises a `ValueError` for one that is not a supported encoder-decoder model's."""
-        if not config.is_encoder_decoder:
-            raise ValueError(f"model_type={config.model_type!r} is not an encoder-decoder model.")
-        backbone = AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=False)
+        """The backbone of its configuration. Raises a `ValueError` for one that this class does not support."""
+        is_seq2seq, decoder = config.is_encoder_decoder, config.model_type in DECODERS
+        if cls.has_encoder not in (None, is_seq2seq) or not (is_seq2seq or decoder):
+            kind = "ConditionalGeneration" if is_seq2seq else "CausalLM" if decoder else None
+            raise ValueError(
+                f"model_type={config.model_type!r} is not supported by {cls.__name__}, which needs {cls.backbone_example}."
+                + (f" Use MoeSummFor{kind}." if kind else "")
+            )
+        backbone = language_model_class(config).from_config(config, trust_remote_code=False)
         get_layers(backbone.base_model)
         return backbone
 
-    @torch.no_grad()
     def _copy_backbone_weights(self, backbone: PreTrainedModel):
         """FlatMoE: every expert is initialised as a copy of the backbone's feed-forward layer."""
-        base = self.backbone.base_model
-        layers = (*base.encoder.layers, *base.decoder.layers)
+        layers = [layer for stack in layer_stacks(self.backbone.base_model) for layer in stack]
         for layer, source in zip(layers, get_layers(backbone.base_model), strict=True):
-            experts = layer.deputies.experts
-            experts.up_proj.copy_(source.fc1.weight)
-            experts.up_bias.copy_(source.fc1.bias)
-            experts.down_proj.copy_(source.fc2.weight.T)
-            layer.fc2.bias.copy_(source.fc2.bias)
+            layer.copy_main_expert(source)
 
     def _init_weights(self, module):
-        std = getattr(self.config.text_config, "init_std", 0.02)
+        backbone = self.config.text_config
+        std = getattr(backbone, "init_std", getattr(backbone, "initializer_range", 0.02))
         if isinstance(module, DatasetSelectors):
             initialization.normal_(module.weight, mean=0.0, std=std)
             if module.bias is not None:
                 initialization.zeros_(module.bias)
         elif isinstance(module, DeputyExperts):
             initialization.normal_(module.up_proj, mean=0.0, std=std)
-            initialization.zeros_(module.up_bias)
+            if module.up_bias is not None:
+                initialization.zeros_(module.up_bias)
             # FlatMoE has no main expert; zero weights would make its output zero
             down_std = self.config.deputy_init_std if self.config.main_expert else std
             initialization.normal_(module.down_proj, mean=0.0, std=down_std)
@@ -186,10 +174,6 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
             raise ValueError(f"experts_implementation={requested!r} is not known. {hint}")
         return requested
 
-    def get_encoder(self, modality: str | None = None) -> nn.Module:
-        """The encoder, which accepts `dataset_ids` and the other routing arguments."""
-        return MoeSummEncoder(self.config, self.backbone.get_encoder())
-
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
         """As in transformers."""
         embeddings = self.backbone.resize_token_embeddings(*args, **kwargs)
@@ -198,40 +182,29 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
 
     @property
     def num_layers(self) -> int:
-        """Layers of encoder and decoder together."""
-        return len(self.backbone.base_model.encoder.layers) + len(self.backbone.base_model.decoder.layers)
+        """Layers of the decoder, and of the encoder if there is one."""
+        return sum(map(len, layer_stacks(self.backbone.base_model)))
 
-    def _make_routing(
-        self, input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, **options
-    ) -> tuple[int, RoutingContext]:
-        """Validates the lengths; returns B and the routing. `options` are those of `make_routing_context`."""
-        tokens = encoder_outputs[0] if encoder_outputs else validate_source(self.config, input_ids, inputs_embeds)
-        past, B = past_length(cache), len(tokens)
-        validate_target(self.config, decoder_tokens, past)
-        options["validated"] = encoder_outputs is not None and past > 0
-        return B, make_routing_context(self.config, B, tokens.device, **options)
+    def _make_decoder_routing(self, input_ids, inputs_embeds, cache, **options) -> tuple[torch.Size, RoutingContext]:
+        """For a decoder: validates the inputs; returns their shape (B, T) and the routing. `options` as of `make_routing_context`."""
+        tokens = check_tokens(input_ids, inputs_embeds)
+        options["validated"] = past_length(cache) > 0
+        return tokens.shape[:2], make_routing_context(self.config, len(tokens), tokens.device, **options)
 
-    def _router_outputs(self, routing: RoutingContext, B: int, outputs, encoder_ran: bool) -> dict[str, tuple]:
-        """The output fields for `output_router_indices`, of the first B rows of the backbone's outputs."""
+    def _decoder_router_outputs(self, routing: RoutingContext, shape: torch.Size, device) -> dict[str, tuple]:
+        """For a decoder: the output fields for `output_router_indices` of inputs of the shape (B, T)."""
         if not routing.recording:
             return {}
-        states, depth = outputs.last_hidden_state, len(self.backbone.base_model.encoder.layers)
-        parts = [("decoder", range(depth, self.num_layers), states.shape[1])]
-        if encoder_ran:
-            parts.append(("encoder", range(depth), outputs.encoder_last_hidden_state.shape[1]))
-        router_outputs = {}
-        for part, layers, length in parts:
-            indices, weights = routing.experts_of(layers, (B, length), states.device)
-            router_outputs |= {f"{part}_expert_indices": indices, f"{part}_expert_weights": weights}
-        return router_outputs
+        indices, weights = routing.experts_of(range(self.num_layers), shape, device)
+        return {"expert_indices": indices, "expert_weights": weights}
 
     def deputies(self) -> list[DeputyFeedForward]:
         """The deputies of each layer with their selectors, including copies that an adapter keeps; the encoder's first."""
         return [module for module in self.modules() if isinstance(module, DeputyFeedForward)]
 
     def lora_config(self, **overrides):
-        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of encoder
-        and decoder; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
+        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of the
+        backbone; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
 
         Warns, Raises: as `run_tools.adapters.make_lora_config`.
         """

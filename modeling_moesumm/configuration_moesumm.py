@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration of MoeSumm: BART, PEGASUS or mBART with a main expert and dataset-aware deputies (MoeSumm, Sect. 4)."""
+"""Configuration of MoeSumm: a pretrained model with a main expert and dataset-aware deputies (MoeSumm, Sect. 4)."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
@@ -11,6 +11,10 @@ EXPERTS_IMPLEMENTATIONS = ("auto", "eager", "batched_mm", "grouped_mm")
 GATE_POSITIONS = ("deputy", "layer_output", "ffn_output")
 MARGIN_MAIN = ("model", "last_layer")
 DEPUTY_INTERMEDIATE_SIZE = 512
+SUMMARY_PROMPT = "\n\nSummary:\n"
+ENCODER_DECODERS = "BART, PEGASUS or mBART"
+DECODERS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}  # by model_type
+BACKBONES = f"{ENCODER_DECODERS}; or a decoder: {', '.join(DECODERS.values())}"
 
 
 def backbone_field(name: str) -> property:
@@ -31,8 +35,9 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     Args:
         text_config (`dict` or `PreTrainedConfig`, default a BART-large):
-            The backbone's configuration: BART, PEGASUS or mBART. Its special tokens and sizes can be read and set on
-            this configuration too.
+            The backbone's configuration: BART, PEGASUS or mBART for `MoeSummForConditionalGeneration`; Llama, Mistral,
+            Qwen2 or Qwen3 for `MoeSummForCausalLM`. Its special tokens and sizes can be read and set on this configuration
+            too, and it decides about `is_encoder_decoder`.
         datasets (`list[str]`, default `["default"]`):
             The datasets that have a selector, in the order of their ids.
         num_deputies (`int`, default 3):
@@ -66,6 +71,8 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
         deputy_init_std (`float`, default 0):
             Standard deviation of the deputies' second matrix at initialisation. With 0 a new deputy contributes nothing,
             so the initial model computes what its backbone computes.
+        summary_prompt (`str`, default `"\n\nSummary:\n"`):
+            The text between a document and its summary in the sequences of a decoder. Encoder-decoder models do not use it.
         kwargs: arguments of `PreTrainedConfig`; `experts_implementation` selects how deputies are computed, one of
             `"auto"` (by device and number of tokens), `"eager"`, `"batched_mm"`, `"grouped_mm"` (see `DeputyExperts`).
 
@@ -82,8 +89,8 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     model_type = "moesumm"
     how_to_start = (
-        "To start from a BART, PEGASUS or mBART, use "
-        "MoeSummForConditionalGeneration.from_backbone(name_or_path, datasets=[...])."
+        f"To start from a {ENCODER_DECODERS}, use MoeSummForConditionalGeneration.from_backbone(name_or_path, "
+        f"datasets=[...]); from a {', '.join(DECODERS.values())}, MoeSummForCausalLM.from_backbone."
     )
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bart")}
     # Only logits are predictions.
@@ -91,6 +98,7 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
         *("generation_loss", "margin_loss", "cache", "past_key_values"),
         *("decoder_hidden_states", "decoder_attentions", "cross_attentions"),
         *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions"),
+        *("hidden_states", "attentions", "expert_indices", "expert_weights"),
         *("encoder_expert_indices", "encoder_expert_weights", "decoder_expert_indices", "decoder_expert_weights"),
     ]
 
@@ -106,15 +114,16 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
     gate_position: str = "deputy"
     selector_bias: bool = False
     deputy_init_std: float | int = 0.0
+    summary_prompt: str = SUMMARY_PROMPT
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool = True
 
     vocab_size = backbone_field("vocab_size")
-    hidden_size = d_model = backbone_field("d_model")
+    hidden_size = d_model = backbone_field("hidden_size")
     max_position_embeddings = backbone_field("max_position_embeddings")
-    num_hidden_layers = encoder_layers = backbone_field("encoder_layers")
+    num_hidden_layers = encoder_layers = backbone_field("num_hidden_layers")
     decoder_layers = backbone_field("decoder_layers")
-    num_attention_heads = encoder_attention_heads = backbone_field("encoder_attention_heads")
+    num_attention_heads = encoder_attention_heads = backbone_field("num_attention_heads")
     decoder_attention_heads = backbone_field("decoder_attention_heads")
     use_cache = backbone_field("use_cache")
     pad_token_id = backbone_field("pad_token_id")
@@ -132,7 +141,8 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
             self.margin_loss_coef = 1.0 if self.main_expert else 0.0
         if self.dataset_aware is None:
             self.dataset_aware = self.main_expert
-        # Saving and loading read this field; the backbone's is the one that counts.
+        # Saving and loading read these fields; the backbone's are the ones that count.
+        self.is_encoder_decoder = bool(getattr(self.text_config, "is_encoder_decoder", False))
         self.tie_word_embeddings = self.text_config.tie_word_embeddings
         self.check()
 
@@ -152,10 +162,13 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     def check(self):
         """Raises a `ValueError` for a value out of range; the message states the value and how to fix it."""
-        if not getattr(self.text_config, "is_encoder_decoder", False):
+        model_type = self.text_config.model_type
+        if not getattr(self.text_config, "is_encoder_decoder", False) and model_type not in DECODERS:
+            raise ValueError(f"text_config has model_type={model_type!r}, which is not supported. Use {BACKBONES}.")
+        if not self.summary_prompt.strip():
             raise ValueError(
-                f"text_config has model_type={self.text_config.model_type!r}, which is not an encoder-decoder model. Use "
-                "BART, PEGASUS or mBART."
+                f"summary_prompt={self.summary_prompt!r} is blank. Use a text that asks for the summary, such as "
+                "'\\n\\nSummary:\\n'."
             )
         require_range(self, ["num_deputies", "deputy_intermediate_size"], 1)
         require_range(self, ["margin_loss_coef", "deputy_init_std"], 0)

@@ -12,15 +12,71 @@ import torch
 from torch.utils.data import Sampler
 
 from .generation_moesumm import check_on_long, max_positions, source_limit
+from .prompts_moesumm import PLAIN, PromptFormat, pad_left, pad_prompts
 from .routing_moesumm import dataset_names_to_ids
 from .sentences_moesumm import replace_surrogates
 
 logger = logging.getLogger(__name__)
 
+IGNORED = -100
 STRATEGIES = ("size", "even", "temperature")
 
 
-class DataCollatorForMoeSumm:
+class SummaryCollator:
+    """What the collators share: the columns, the datasets, and counts of what was truncated; arguments as for these."""
+
+    def __init__(self, tokenizer, model, on_long: str, datasets, columns: tuple[str, str, str], pad_to_multiple_of):
+        check_on_long(on_long, ("error", "truncate"))
+        self.tokenizer, self.on_long, self.pad_to_multiple_of = tokenizer, on_long, pad_to_multiple_of
+        self.config = None if model is None else model.config  # where datasets are added later
+        self.datasets, self.columns = datasets, columns
+        self.truncated_rows: Counter[str] = Counter()
+
+    def text(self, rows: list[dict], index: int, column: str, ids_column: str) -> str:
+        """The text of a row that is not tokenised; raises a `ValueError` if there is none."""
+        text = rows[index].get(column)
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                f"Row {index} of the batch has neither a text in {column!r} ({text!r:.60}) nor {ids_column!r}; its "
+                f"columns are {', '.join(map(repr, rows[index]))}. Leave out empty rows, and pass "
+                "remove_unused_columns=False to the Trainer."
+            )
+        return replace_surrogates(text)
+
+    def count_truncated(self, index: int, kind: str, length: int, limit: int):
+        """Counts a row whose `kind`, "documents" or "summaries", has more tokens than `limit`; raises a `ValueError` instead with
+        `on_long="error"`.
+        """
+        if self.on_long == "error":
+            raise ValueError(
+                f"Row {index} of the batch has {length} tokens in its {kind}, more than {limit}. Leave it out, split it, "
+                "or pass on_long='truncate'."
+            )
+        self.truncated_rows[kind] += 1
+        count = self.truncated_rows[kind]
+        if count & (count - 1) == 0:  # at the first, the second, the fourth, ...
+            logger.warning(
+                "%d of the %s of %d rows were truncated to %d tokens.", count, kind, self.truncated_rows["rows"], limit
+            )
+
+    def dataset_ids(self, rows: list[dict]) -> list[int] | None:
+        """Each row's dataset, `None` for a model without datasets."""
+        datasets = self.datasets if self.config is None else getattr(self.config, "datasets", None)
+        names = [row.get(self.columns[2]) for row in rows]
+        has_ids = all(row.get("dataset_ids") is not None for row in rows)
+        if datasets is None:
+            if self.config is None and any(name is not None for name in names):
+                raise ValueError(
+                    f"The rows have datasets ({names[0]!r}, ...), but the collator has none. Pass model=, or datasets= with "
+                    "the names in the order of their ids."
+                )
+            return [int(row["dataset_ids"]) for row in rows] if self.config is None and has_ids else None
+        if has_ids and all(name is None for name in names):
+            return [int(row["dataset_ids"]) for row in rows]
+        return dataset_names_to_ids(datasets, names, len(rows))
+
+
+class DataCollatorForMoeSumm(SummaryCollator):
     """Makes batches of `input_ids`, `attention_mask` `(B, S)`, `labels` `(B, T)`, -100 for padding, `dataset_ids` `(B,)`.
 
     A row is `{"document": text, "summary": text, "dataset": name}`, or tokenised: `input_ids` and `labels` as lists,
@@ -42,6 +98,7 @@ class DataCollatorForMoeSumm:
     Attributes:
         truncated_rows (`Counter`): the number of `"rows"`, and of truncated `"documents"` and `"summaries"`, in this
             process; workers of a data loader have their own.
+        limits: the most tokens of `"documents"` and of `"summaries"`.
 
     Raises:
         ValueError: for an unknown dataset, a row that is too long or empty, and lengths beyond the model's.
@@ -60,16 +117,13 @@ class DataCollatorForMoeSumm:
         dataset_column: str = "dataset",
         pad_to_multiple_of: int | None = None,
     ):
-        check_on_long(on_long, ("error", "truncate"))
-        self.tokenizer, self.on_long, self.pad_to_multiple_of = tokenizer, on_long, pad_to_multiple_of
-        self.config = None if model is None else model.config  # where datasets are added later
-        self.datasets = datasets
-        self.columns = (document_column, summary_column, dataset_column)
+        columns = (document_column, summary_column, dataset_column)
+        super().__init__(tokenizer, model, on_long, datasets, columns, pad_to_multiple_of)
         source = tokenizer.model_max_length if model is None else source_limit(model, tokenizer)
         target = tokenizer.model_max_length if model is None else max_positions(model.config, "decoder")
         self.max_source_length = check_limit("max_source_length", max_source_length, source)
         self.max_target_length = check_limit("max_target_length", max_target_length, target)
-        self.truncated_rows: Counter[str] = Counter()
+        self.limits = {"documents": self.max_source_length, "summaries": self.max_target_length}
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         """Makes a batch of rows."""
@@ -97,18 +151,11 @@ class DataCollatorForMoeSumm:
         """Each row's tokens, at most `limit`; rows that have `ids_column` are tokenised already."""
         tokens: list = [row.get(ids_column) for row in rows]
         missing = [index for index, ids in enumerate(tokens) if ids is None]
-        for index in missing:
-            text = rows[index].get(column)
-            if not isinstance(text, str) or not text.strip():
-                raise ValueError(
-                    f"Row {index} of the batch has neither a text in {column!r} ({text!r:.60}) nor {ids_column!r}; its "
-                    f"columns are {', '.join(map(repr, rows[index]))}. Leave out empty rows, and pass "
-                    "remove_unused_columns=False to the Trainer."
-                )
+        texts = [self.text(rows, index, column, ids_column) for index in missing]
         if missing:
             argument = "text" if ids_column == "input_ids" else "text_target"
-            texts = {argument: [replace_surrogates(rows[index][column]) for index in missing]}
-            for index, ids in zip(missing, self.tokenizer(**texts, verbose=False)["input_ids"], strict=True):
+            ids_of_texts = self.tokenizer(**{argument: texts}, verbose=False)["input_ids"]
+            for index, ids in zip(missing, ids_of_texts, strict=True):
                 tokens[index] = ids
         tokens = [ids.tolist() if hasattr(ids, "tolist") else list(ids) for ids in tokens]
         return [self.truncate(ids, index, kind, limit) for index, ids in enumerate(tokens)]
@@ -119,36 +166,153 @@ class DataCollatorForMoeSumm:
             raise ValueError(f"Row {index} of the batch has no tokens in its {kind}. Leave out empty rows.")
         if len(ids) <= limit:
             return ids
-        if self.on_long == "error":
-            raise ValueError(
-                f"Row {index} of the batch has {len(ids)} tokens in its {kind}, more than {limit}. Leave it out, split it, "
-                "or pass on_long='truncate'."
-            )
-        self.truncated_rows[kind] += 1
-        count = self.truncated_rows[kind]
-        if count & (count - 1) == 0:  # at the first, the second, the fourth, ...
-            logger.warning(
-                "%d of the %s of %d rows were truncated to %d tokens.", count, kind, self.truncated_rows["rows"], limit
-            )
+        self.count_truncated(index, kind, len(ids), limit)
         # a final special token is kept
         ends = ids[-1] == self.tokenizer.eos_token_id or ids[-1] == self.tokenizer.sep_token_id
         return [*ids[: limit - 1], ids[-1]] if ends else ids[:limit]
 
-    def dataset_ids(self, rows: list[dict]) -> list[int] | None:
-        """Each row's dataset, `None` for a model without datasets."""
-        datasets = self.datasets if self.config is None else getattr(self.config, "datasets", None)
-        names = [row.get(self.columns[2]) for row in rows]
-        has_ids = all(row.get("dataset_ids") is not None for row in rows)
-        if datasets is None:
-            if self.config is None and any(name is not None for name in names):
+
+class DataCollatorForCausalMoeSumm(SummaryCollator):
+    """Makes batches for a decoder: `input_ids`, `attention_mask`, `labels` `(B, T)`, -100 for all but the summaries, and
+    `dataset_ids` `(B,)`. Rows are padded on the left, so that the summaries end together, and `generate` can continue prompts.
+
+    A row is `{"document": text, "summary": text, "dataset": name}`, or one of `tokenize_summaries`. If no row has a summary or
+    labels, the batch has prompts only. Datasets are as in `DataCollatorForMoeSumm`.
+
+    Args:
+        tokenizer, model: of the model; its configuration has the `summary_prompt` and the datasets.
+        max_length: tokens of a document, its prompt and its summary, at most (and by default) the model's positions.
+        max_target_length: tokens of a summary with EOS, by default a quarter of `max_length`.
+        on_long: longer documents or summaries raise an error (`"error"`, the default) or are truncated (`"truncate"`) at their
+            end, the prompt never; warnings report how many.
+        answers_only: whether the model scores only the last K positions, which have all labels of the batch; the labels are then
+            `(B, K)`, and `logits_to_keep` is K. The logits of a vocabulary are a large part of a small model's work.
+        datasets, document_column, summary_column, dataset_column, pad_to_multiple_of: as in `DataCollatorForMoeSumm`.
+
+    Attributes:
+        truncated_rows (`Counter`), limits: as in `DataCollatorForMoeSumm`; the limit of documents is `max_length`.
+
+    Raises:
+        ValueError: for an unknown dataset, a row that is too long or empty, and lengths beyond the model's.
+    """
+
+    def __init__(
+        self,
+        tokenizer,
+        model=None,
+        max_length: int | None = None,
+        max_target_length: int | None = None,
+        on_long: str = "error",
+        answers_only: bool = False,
+        datasets: list[str] | None = None,
+        document_column: str = "document",
+        summary_column: str = "summary",
+        dataset_column: str = "dataset",
+        pad_to_multiple_of: int | None = None,
+    ):
+        columns = (document_column, summary_column, dataset_column)
+        super().__init__(tokenizer, model, on_long, datasets, columns, pad_to_multiple_of)
+        positions = tokenizer.model_max_length if model is None else source_limit(model, tokenizer)
+        self.max_length = check_limit("max_length", max_length, positions)
+        self.max_target_length = check_target_length(max_target_length, self.max_length)
+        self.limits = {"documents": self.max_length, "summaries": self.max_target_length}
+        self.answers_only = answers_only
+
+    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor | int]:
+        """Makes a batch of rows."""
+        self.truncated_rows["rows"] += len(rows)
+        pairs = [self.encode(rows, index) for index in range(len(rows))]
+        multiple = self.pad_to_multiple_of
+        batch: dict = pad_prompts([ids for ids, _ in pairs], self.tokenizer, multiple)
+        if any(label != IGNORED for _, labels in pairs for label in labels):
+            labels = pad_left([labels for _, labels in pairs], IGNORED, multiple)
+            if self.answers_only:
+                first = (labels != IGNORED).any(0).int().argmax().item()  # of the positions with a label
+                batch["logits_to_keep"] = K = labels.shape[1] - max(
+                    first - 1, 0
+                )  # those at t predict the label of t + 1
+                labels = labels[:, -K:]
+            batch["labels"] = labels
+        ids = self.dataset_ids(rows)
+        if ids is not None:
+            batch["dataset_ids"] = torch.tensor(ids)
+        return batch
+
+    def encode(self, rows: list[dict], index: int) -> tuple[list[int], list[int]]:
+        """The token ids of a row, and its labels."""
+        row, (document, summary, _) = rows[index], self.columns
+        if row.get("input_ids") is not None:
+            ids, labels = (row[name] if row.get(name) is not None else [] for name in ("input_ids", "labels"))
+            if not len(ids) or len(labels) not in (0, len(ids)) or len(ids) > self.max_length:
                 raise ValueError(
-                    f"The rows have datasets ({names[0]!r}, ...), but the collator has none. Pass model=, or datasets= with "
-                    "the names in the order of their ids."
+                    f"Row {index} of the batch has {len(ids)} input_ids and {len(labels)} labels. Pass as many labels as ids, "
+                    f"or none, and at least 1 and at most max_length={self.max_length} ids; `tokenize_summaries` makes such rows."
                 )
-            return [int(row["dataset_ids"]) for row in rows] if self.config is None and has_ids else None
-        if has_ids and all(name is None for name in names):
-            return [int(row["dataset_ids"]) for row in rows]
-        return dataset_names_to_ids(datasets, names, len(rows))
+            return list(map(int, ids)), list(map(int, labels)) or [IGNORED] * len(ids)
+        texts: dict[str, list] = {
+            "document": [self.text(rows, index, document, "input_ids")],
+            "summary": [row.get(summary)],
+        }
+        if texts["summary"] != [None]:
+            texts["summary"] = [self.text(rows, index, summary, "labels")]
+        columns = tokenize_summaries(texts, self.tokenizer, self.max_length, self.max_target_length, self.config)
+        for kind in ("documents", "summaries"):
+            if left_out := columns[f"{kind}_left_out"][0]:
+                self.count_truncated(index, kind, self.limits[kind] + left_out, self.limits[kind])
+        return columns["input_ids"][0], columns["labels"][0]
+
+
+def tokenize_summaries(
+    batch: dict[str, list], tokenizer, max_length: int, max_target_length: int | None = None, config=None
+) -> dict[str, list]:
+    """Tokenises documents and summaries for a decoder; also for `datasets.Dataset.map(batched=True)`.
+
+    The ids of a row are those of the document with the special tokens that the tokenizer puts before a text (BOS), the prompt,
+    the summary, and EOS. The labels are those of the summary and its EOS, else -100. The parts are tokenised separately: no
+    token crosses a boundary, and the name of a special token in a text is plain text. A summary that is too long, and then
+    a document that does not fit beside it, lose their ends; the prompt and EOS are always there.
+
+    Args:
+        batch: columns `document` and `summary`; a summary of `None` gives a prompt alone, with all labels -100.
+        max_length: maximum number of tokens per row.
+        max_target_length: maximum number of tokens of a summary with EOS, by default a quarter of `max_length`.
+        config: of the model, for its `summary_prompt`.
+
+    Returns:
+        Columns `input_ids` and `labels`; `documents_left_out` and `summaries_left_out`, the numbers of tokens that were left out.
+
+    Raises:
+        ValueError: for a tokenizer without EOS, and lengths that leave no room for a document.
+    """
+    prompt = PromptFormat.of(tokenizer, config)
+    longest = check_target_length(max_target_length, max_length)
+    if len(prompt) + longest >= max_length:
+        raise ValueError(
+            f"max_length={max_length} leaves no room for documents beside {len(prompt)} tokens of the prompt and "
+            f"{longest} of the summary. Use a larger max_length, or a smaller max_target_length."
+        )
+    names = ("input_ids", "labels", "documents_left_out", "summaries_left_out")
+    columns: dict[str, list] = {name: [] for name in names}
+    for document, summary in zip(batch["document"], batch["summary"], strict=True):
+        source = tokenizer(replace_surrogates(document).strip(), **PLAIN, verbose=False)["input_ids"]
+        target: list[int] = []
+        if summary is not None:
+            target = tokenizer(replace_surrogates(summary).strip(), **PLAIN, verbose=False)["input_ids"]
+        kept = [*target[: longest - 1], prompt.eos] if summary is not None else []
+        room = max_length - len(prompt) - (len(kept) or longest)
+        start = prompt.join(source[:room])
+        columns["input_ids"].append(start + kept)
+        columns["labels"].append([IGNORED] * len(start) + kept)
+        columns["documents_left_out"].append(max(len(source) - room, 0))
+        columns["summaries_left_out"].append(max(len(target) - (longest - 1), 0))
+    return columns
+
+
+def check_target_length(value: int | None, max_length: int) -> int:
+    """A limit of summaries in tokens; raises a `ValueError` if it is not between 2 and `max_length`."""
+    if value is not None and not 2 <= value <= max_length:
+        raise ValueError(f"max_target_length={value} must be between 2 and max_length={max_length}.")
+    return max(max_length // 4, 2) if value is None else value
 
 
 def check_limit(name: str, value: int | None, limit: int) -> int:

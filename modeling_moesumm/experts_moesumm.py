@@ -38,6 +38,10 @@ class DatasetSelectors(nn.Module):
 class DeputyExperts(nn.Module):
     """W2_p act(g_p (A W1_p + b1_p)), p each token's deputy: the term that Eq. 6-7 add to the main expert   (MoeSumm, Sect. 4)
 
+    With `gated`, deputies are built as the MLP of a Llama (SwiGLU), and the weight multiplies the same place, what enters the
+    activation:  W2_p (act(g_p A W1_p) * A V_p)   (Shazeer 2020, Eq. 6, with MoeSumm, Eq. 6). `up_proj` then holds W1 and V, and
+    `up_bias` is `None` unless the backbone's MLP has biases (`bias`). There is no output bias, which is the main expert's.
+
     Since act(0) = 0, an unselected deputy contributes exactly nothing, so these implementations agree:
 
     - `eager`: the formula as a loop over deputies. The others must equal it in values and in all gradients.
@@ -49,12 +53,16 @@ class DeputyExperts(nn.Module):
     `act`, which is 0 at 0, and the `dropout` after it are the backbone's.
     """
 
-    def __init__(self, num_deputies: int, hidden_size: int, inner_size: int, act: nn.Module, dropout: float):
+    def __init__(
+        self, num_deputies: int, hidden_size: int, inner_size: int, act: nn.Module, dropout: float,
+        gated: bool = False, bias: bool = True,
+    ):  # fmt: skip
         super().__init__()
         N, d, h = num_deputies, hidden_size, inner_size
-        self.act, self.dropout = act, dropout
-        self.up_proj = nn.Parameter(torch.empty(N, h, d))
-        self.up_bias = nn.Parameter(torch.empty(N, h))
+        self.act, self.dropout, self.gated = act, dropout, gated
+        columns = 2 * h if gated else h
+        self.up_proj = nn.Parameter(torch.empty(N, columns, d))
+        self.register_parameter("up_bias", nn.Parameter(torch.empty(N, columns)) if bias else None)
         self.down_proj = nn.Parameter(torch.empty(N, h, d))
 
     def forward(self, x, index, gate, implementation: str = "auto") -> torch.Tensor:
@@ -67,17 +75,27 @@ class DeputyExperts(nn.Module):
         """The fastest implementation for n tokens (benchmarks/moesumm_speed.py)."""
         if torch.compiler.is_compiling():
             return "batched_mm"
-        return "grouped_mm" if device == "cpu" or n * self.up_bias.numel() > BATCHED_COLUMNS else "batched_mm"
+        return (
+            "grouped_mm"
+            if device == "cpu" or n * self.up_proj.shape[0] * self.up_proj.shape[1] > BATCHED_COLUMNS
+            else "batched_mm"
+        )
 
     def inner(self, pre: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """act(g_p (A W1_p + b1_p)), with the gate inside the activation as printed in Eq. 6."""
-        return F.dropout(self.act(pre * gate.to(pre.dtype)), self.dropout, self.training)
+        """act(g_p (A W1_p + b1_p)), with the gate inside the activation as printed in Eq. 6; with `gated` times A V_p."""
+        pre, values = pre.chunk(2, -1) if self.gated else (pre, None)
+        H = self.act(pre * gate.to(pre.dtype))
+        return F.dropout(H if values is None else H * values, self.dropout, self.training)
+
+    def biases(self) -> list[torch.Tensor | None]:
+        """Each deputy's bias."""
+        return [None] * len(self.up_proj) if self.up_bias is None else list(self.up_bias.unbind(0))
 
     def eager(self, x, index, gate):
         """A loop over deputies."""
         y = torch.zeros_like(x)
         # unbind gives one stacked gradient per parameter; indexing would add up N gradients of full size
-        deputies = zip(self.up_proj.unbind(0), self.up_bias.unbind(0), self.down_proj.unbind(0), strict=True)
+        deputies = zip(self.up_proj.unbind(0), self.biases(), self.down_proj.unbind(0), strict=True)
         for i, (U, b, D) in enumerate(deputies):
             token = (index == i).nonzero().squeeze(1)
             y = y.index_add(0, token, (self.inner(F.linear(x[token], U, b), gate[token, None]) @ D).to(y.dtype))
@@ -85,18 +103,21 @@ class DeputyExperts(nn.Module):
 
     def batched_mm(self, x, index, gate):
         """All deputies for all tokens, masked."""
-        N, h = self.up_bias.shape
+        N, columns = self.up_proj.shape[:2]
         gates = gate.new_zeros(len(x), N).scatter(1, index[:, None], gate[:, None])  # (n, N)
-        pre = F.linear(x, self.up_proj.flatten(0, 1), self.up_bias.flatten())  # (n, N*h)
-        inner = self.inner(pre.unflatten(1, (N, h)), gates[..., None])  # (n, N, h)
+        bias = None if self.up_bias is None else self.up_bias.flatten()
+        pre = F.linear(x, self.up_proj.flatten(0, 1), bias)  # (n, N*h), or with `gated` (n, N*2h)
+        inner = self.inner(pre.unflatten(1, (N, columns)), gates[..., None])  # (n, N, h)
         return inner.flatten(1) @ self.down_proj.flatten(0, 1)
 
     def grouped_mm(self, x, index, gate):
         """Each deputy for its own tokens, which are sorted by deputy."""
         order = index.argsort(stable=True)
         ends = F.one_hot(index, len(self.up_proj)).sum(0).cumsum(0).to(torch.int32)  # (N,)
-        pre = grouped_product(x[order], self.up_proj.mT, ends)  # (n, h)
-        inner = self.inner(pre + self.up_bias[index[order]].to(pre.dtype), gate[order, None])
+        pre = grouped_product(x[order], self.up_proj.mT, ends)  # (n, h), or with `gated` (n, 2h)
+        if self.up_bias is not None:
+            pre = pre + self.up_bias[index[order]].to(pre.dtype)
+        inner = self.inner(pre, gate[order, None])
         y = grouped_product(inner, self.down_proj, ends)
         return torch.empty_like(y).index_copy(0, order, y)
 
@@ -119,11 +140,14 @@ class DeputyFeedForward(nn.Module):
     Without a main expert it is the mixture of MoeSumm, Eq. 2-3, x = sum_{i in T} G_i(a) E_i(a), with one expert in T.
     """
 
-    def __init__(self, config, hidden_size: int, inner_size: int, act: nn.Module, dropout: float):
+    def __init__(
+        self, config, hidden_size: int, inner_size: int, act: nn.Module, dropout: float,
+        gated: bool = False, bias: bool = True,
+    ):  # fmt: skip
         super().__init__()
         self.config = config
         self.selectors = DatasetSelectors(config.num_selectors, config.num_deputies, hidden_size, config.selector_bias)
-        self.experts = DeputyExperts(config.num_deputies, hidden_size, inner_size, act, dropout)
+        self.experts = DeputyExperts(config.num_deputies, hidden_size, inner_size, act, dropout, gated, bias)
 
     def route(
         self, x: torch.Tensor, dataset_ids: torch.Tensor | None, deputy_id: int | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Summaries of texts of any length, by MoeSumm or a stock encoder-decoder model such as BART or PEGASUS."""
+"""Summaries of texts of any length, by MoeSumm or a stock model such as BART, PEGASUS or Llama."""
 
 import logging
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from .prompts_moesumm import PLAIN, PromptFormat, pad_prompts
 from .routing_moesumm import dataset_names_to_ids
 from .sentences_moesumm import replace_surrogates, sentence_spans, split_to_fit, trim_to_sentence
 
@@ -23,14 +24,16 @@ LENGTHS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
 class PerRowLengthLogitsProcessor(LogitsProcessor):
     """Minimum and maximum lengths of each of B rows, counted as `generate` counts `min_length` and `max_length`: a row of a
     batch is written as it would be alone. `eos` are the tokens that end a summary; the first one is forced at the maximum.
+    Of a decoder, the `skipped` first tokens, which are all tokens of the prompt but the last, do not count.
     """
 
-    def __init__(self, min_lengths: list[int], max_lengths: list[int], eos: list[int]):
+    def __init__(self, min_lengths: list[int], max_lengths: list[int], eos: list[int], skipped: int = 0):
         self.min_lengths, self.max_lengths, self.eos = torch.tensor(min_lengths), torch.tensor(max_lengths), eos
+        self.skipped = skipped
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores `(B * beams, V)` after `input_ids` `(B * beams, T)`."""
-        beams, length = len(scores) // len(self.max_lengths), input_ids.shape[1]
+        beams, length = len(scores) // len(self.max_lengths), input_ids.shape[1] - self.skipped
         early = (length < self.min_lengths).repeat_interleave(beams).to(scores.device)
         last = (length >= self.max_lengths - 1).repeat_interleave(beams).to(scores.device)
         scores = scores.clone()
@@ -54,7 +57,8 @@ class Window:
 
 
 class Summarizer:
-    """Summarises lists of texts; the engine of `MoeSummarizationPipeline`, which describes the arguments.
+    """Summarises lists of texts; the engine of `MoeSummarizationPipeline`, which describes the arguments. The positions of a
+    decoder are shared by the prompt and its summary.
 
     Raises a `ValueError` for lengths beyond the decoder's positions, and for invalid options.
     """
@@ -75,25 +79,43 @@ class Summarizer:
             raise ValueError(f"batch_size={batch_size} must be at least 1.")
         self.model, self.tokenizer, self.on_long, self.batch_size = model, tokenizer, on_long, batch_size
         self.clean_up = clean_up_tokenization_spaces
+        self.prompt = PromptFormat.of(tokenizer, model.config) if is_decoder_only(model.config) else None
+        self.plain = {"add_special_tokens": False} if self.prompt is None else PLAIN
         self.max_source_length = source_limit(model, tokenizer)
-        self.num_special = tokenizer.num_special_tokens_to_add()
-        self.window_size = self.max_source_length - self.num_special
-        if self.window_size < 1:
+        # around a text, and around a summary: a decoder's has EOS, and by the count of `generate` the token before it
+        self.num_special = tokenizer.num_special_tokens_to_add() if self.prompt is None else len(self.prompt)
+        self.num_target_special = self.num_special if self.prompt is None else 2
+        if self.max_source_length - self.num_special < (1 if self.prompt is None else MIN_LENGTH + 1):
             raise ValueError(
-                f"The encoder has {self.max_source_length} positions, and the tokenizer adds {self.num_special} special "
-                "tokens. Use a tokenizer with a larger model_max_length."
+                f"The {self.reader} has {self.max_source_length} positions, of which {self.num_special} are for special "
+                "tokens and the prompt. Use a tokenizer with a larger model_max_length."
             )
         for kind, value in (("max", max_length), ("min", min_length)):
             if value is not None and generate_kwargs.get(f"{kind}_new_tokens") is not None:
                 raise ValueError(f"Both {kind}_length and {kind}_new_tokens were given. Pass one of them.")
         options = merge_generation_options(generate_kwargs)
         self.set_lengths(max_length, min_length, options)
+        self.window_size = self.max_window_size()
         self.options = {name: value for name, value in options.items() if name not in LENGTHS}
         if self.setting("num_beams") is None and not self.setting("do_sample"):
             self.options["num_beams"] = DEFAULT_BEAMS
         self.processors = list(self.options.pop("logits_processor", None) or [])
         eos = self.options.get("eos_token_id", model.generation_config.eos_token_id)
         self.eos = [] if eos is None else list(eos) if isinstance(eos, (list, tuple)) else [int(eos)]
+
+    @property
+    def reader(self) -> str:
+        """What reads the texts, for messages."""
+        return "encoder" if self.prompt is None else "model"
+
+    def max_window_size(self) -> int:
+        """Tokens of a text in one window; of a decoder, those that the prompt and the longest summary leave."""
+        size = self.max_source_length - self.num_special
+        if self.prompt is None:
+            return size
+        if isinstance(self.max_length, float):
+            return min(int(size / (1 + self.max_length)), size - MIN_LENGTH)
+        return size - self.max_length + 1
 
     def setting(self, name: str):
         """A generation option of the call, else of the model."""
@@ -102,19 +124,26 @@ class Summarizer:
     def set_lengths(self, max_length, min_length, options: dict):
         """Sets the lengths: the call's, else those of its generation options, else the model's, else the defaults."""
         self.positions = max_positions(self.model.config, "decoder")
+        default = min(DEFAULT_LENGTH, self.positions)
+        if self.prompt is not None:  # with one token of a text at least
+            self.positions = self.max_source_length - self.num_special
+            default = min(DEFAULT_LENGTH, self.positions // 2)
         max_length = check_length("max_length", length_of(options, "max") if max_length is None else max_length)
         min_length = check_length("min_length", length_of(options, "min") if min_length is None else min_length)
         for name, value in (("max_length", max_length), ("min_length", min_length)):
             if isinstance(value, int) and value > self.positions:
                 raise ValueError(
-                    f"{name}={value} exceeds the decoder's {self.positions} positions. Use {name}={self.positions} or less, "
+                    f"{name}={value} exceeds the decoder's {self.positions} positions. Use "
+                    f"{name}={self.positions} or less, "
                     f"or a fraction of the source such as {name}=0.2, which applies to each window of a long text."
                 )
         if type(max_length) is type(min_length) and max_length is not None and min_length > max_length:
             raise ValueError(f"min_length={min_length} exceeds max_length={max_length}. Use a smaller min_length.")
         defaults = vars(self.model.generation_config)
+        if self.prompt is not None:  # whose max_length counts the prompt
+            defaults = {name: value for name, value in defaults.items() if name not in ("max_length", "min_length")}
         if max_length is None:
-            max_length = min(length_of(defaults, "max") or DEFAULT_LENGTH, self.positions)
+            max_length = min(length_of(defaults, "max") or default, self.positions)
         if min_length is None:
             min_length = length_of(defaults, "min") or 0
         self.max_length, self.min_length = max_length, min_length
@@ -148,7 +177,7 @@ class Summarizer:
             summaries[number] = " ".join(filter(None, text_parts))
             if len(text_parts) == 1 or isinstance(self.max_length, float):
                 continue
-            size = self.count_tokens([summaries[number]])[0] + self.num_special
+            size = self.count_tokens([summaries[number]])[0] + self.num_target_special
             if size <= self.max_length:
                 continue
             if size < 0.9 * sizes[number]:
@@ -165,8 +194,8 @@ class Summarizer:
             sizes[number] = size
             if size > self.window_size and self.on_long == "error":
                 raise ValueError(
-                    f"Text {first + number} has {size + self.num_special:,} tokens, and the encoder has "
-                    f"{self.max_source_length:,} positions. Use on_long='window' to split it, or on_long='truncate'."
+                    f"Text {first + number} has {size + self.num_special:,} tokens, and the {self.reader} has "
+                    f"{self.window_size + self.num_special:,} positions{'' if self.prompt is None else ' for them'}. Use on_long='window' to split it, or on_long='truncate'."
                 )
         parts = [
             split_to_fit(text, self.window_size, self.count_tokens)
@@ -175,9 +204,7 @@ class Summarizer:
             for number, text in texts.items()
         ]
         flat = [part.strip() for text_parts in parts for part in text_parts]
-        truncate = self.on_long == "truncate"
-        limit = {"truncation": truncate, "max_length": self.max_source_length if truncate else None}
-        ids = iter(self.tokenizer(flat, **limit, verbose=False)["input_ids"])
+        ids = iter(self.encode(flat))
         windows = []
         for number, text_parts in zip(texts, parts, strict=True):
             rows = [next(ids) for _ in text_parts]
@@ -188,6 +215,15 @@ class Summarizer:
                     lengths = self.length_limits(tokens, source, len(rows))
                     windows.append(Window(number, row, names[number], *lengths))
         return windows
+
+    def encode(self, parts: list[str]) -> list[list[int]]:
+        """The token ids of the inputs for parts of texts, truncated if `on_long` says so."""
+        truncate = self.on_long == "truncate"
+        if self.prompt is None:
+            limit = {"truncation": truncate, "max_length": self.max_source_length if truncate else None}
+            return self.tokenizer(parts, **limit, verbose=False)["input_ids"]
+        rows = self.tokenizer(parts, **self.plain, verbose=False)["input_ids"]
+        return [self.prompt.join(ids[: self.window_size] if truncate else ids) for ids in rows]
 
     def length_limits(self, tokens: int, source: int, num_windows: int) -> tuple[int, int]:
         """Minimum and maximum length of the summary of a window of `tokens` tokens; `source` are those of the original text."""
@@ -215,17 +251,22 @@ class Summarizer:
 
     def generate(self, windows: list[Window]) -> list[str]:
         """One summary per window of a batch."""
-        # Padded on the right, because positions are counted from the beginning of the row.
-        rows = self.tokenizer.pad({"input_ids": [w.ids for w in windows]}, padding_side="right", return_tensors="pt")
+        ids, skipped = [window.ids for window in windows], 0
+        if self.prompt is None:  # padded on the right, because positions are counted from the beginning of the row
+            rows = dict(self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt"))
+        else:
+            rows = pad_prompts(ids, self.tokenizer)
+            skipped = rows["input_ids"].shape[1] - 1
         options, processors = dict(self.options), list(self.processors)
         if any(window.dataset is not None for window in windows):
             options["dataset"] = [window.dataset for window in windows]
         max_lengths = [window.max_length for window in windows]
         if self.eos:
-            processors.append(PerRowLengthLogitsProcessor([w.min_length for w in windows], max_lengths, self.eos))
+            min_lengths = [window.min_length for window in windows]
+            processors.append(PerRowLengthLogitsProcessor(min_lengths, max_lengths, self.eos, skipped))
         sequences = self.model.generate(
-            **rows.to(self.model.device),
-            max_length=max(max_lengths),
+            **{name: values.to(self.model.device) for name, values in rows.items()},
+            max_length=skipped + max(max_lengths),
             min_length=0,
             max_new_tokens=None,
             min_new_tokens=None,
@@ -234,13 +275,16 @@ class Summarizer:
             return_dict_in_generate=False,
             **options,
         )
-        return [self.decode(ids, limit) for ids, limit in zip(sequences.tolist(), max_lengths, strict=True)]
+        summaries = sequences[:, skipped:].tolist()
+        return [self.decode(ids, limit) for ids, limit in zip(summaries, max_lengths, strict=True)]
 
     def decode(self, ids: list[int], max_length: int) -> str:
-        """The text of generated tokens, cut at a sentence end if they reached the length limit."""
+        """The text of generated tokens after the first, which was given; cut at a sentence end if they reached the limit."""
         ends = [index for index, token in enumerate(ids) if index and token in self.eos]
         length = min(ends[0] + 1 if ends else len(ids), max_length)
-        text = self.tokenizer.decode(ids[:length], skip_special_tokens=True, clean_up_tokenization_spaces=self.clean_up)
+        text = self.tokenizer.decode(
+            ids[1:length], skip_special_tokens=True, clean_up_tokenization_spaces=self.clean_up
+        )
         text = text.replace("<n>", "\n").strip()  # PEGASUS's line breaks
         return trim_to_sentence(text) if length == max_length else text
 
@@ -250,7 +294,7 @@ class Summarizer:
             "The window summaries of text %d did not become shorter than %d tokens; the last windows are left out."
         )
         logger.warning(message, number, self.max_length)
-        kept, remaining = "", self.max_length - self.num_special
+        kept, remaining = "", self.max_length - self.num_target_special
         spans = sentence_spans(text)
         for size, (start, end) in zip(self.count_tokens([text[a:b] for a, b in spans]), spans, strict=True):
             if size > remaining and kept:
@@ -260,7 +304,7 @@ class Summarizer:
 
     def count_tokens(self, texts: list[str]) -> list[int]:
         """Tokens of each text, without special tokens."""
-        return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+        return [len(ids) for ids in self.tokenizer(texts, **self.plain, verbose=False)["input_ids"]]
 
     def dataset_names(self, dataset, number: int) -> list[str | None]:
         """One dataset name per text; raises a `ValueError` for names that the model does not have."""
@@ -296,6 +340,11 @@ def length_of(options: dict, kind: str) -> int | float | None:
     """max_length or min_length of generation options; `kind` is "max" or "min"."""
     new_tokens = options.get(f"{kind}_new_tokens")
     return options.get(f"{kind}_length") if new_tokens is None else new_tokens + 1  # with the decoder's start token
+
+
+def is_decoder_only(config) -> bool:
+    """Whether a model continues prompts, and has no encoder."""
+    return getattr(config, "is_encoder_decoder", True) is False
 
 
 def max_positions(config, part: str) -> int:

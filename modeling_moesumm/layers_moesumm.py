@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of BART, PEGASUS and mBART with deputies beside their feed-forward part, and the losses (MoeSumm, Sect. 4).
+"""The layers of pretrained models with deputies beside their feed-forward part, and the losses (MoeSumm, Sect. 4).
 
 Letters: B rows, T tokens in each, S source tokens, d hidden size, L layers of encoder and decoder together, n tokens of a
 batch including padding, V vocabulary, y_t the gold token.
 
-The main expert keeps the names `fc1` and `fc2`, so checkpoints, adapters and quantizers find it. The forward passes are
-those of transformers' layers, except for `feed_forward`. Routing is an argument and never stored on modules,
+The main expert keeps its names (`fc1` and `fc2`, or `mlp`), so checkpoints, adapters and quantizers find it. The forward passes
+are those of transformers' layers, except for `feed_forward`. Routing is an argument and never stored on modules,
 so threads, exceptions and gradient checkpointing (which calls a layer again in the backward pass) cannot mix passes.
 """
 
@@ -14,10 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.functional import dropout
 from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoderLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mbart.modeling_mbart import MBartDecoderLayer, MBartEncoderLayer
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.pegasus.modeling_pegasus import PegasusDecoderLayer, PegasusEncoderLayer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from .cache_moesumm import CACHE, accepts_both_names
+from .configuration_moesumm import BACKBONES
 from .experts_moesumm import DeputyFeedForward
 from .routing_moesumm import RoutingContext
 
@@ -25,27 +30,45 @@ from .routing_moesumm import RoutingContext
 class LayerWithDeputies:
     """Base of all layers: a feed-forward part of a main expert and deputies   (MoeSumm, Eq. 6-7)
 
-    `layer_idx` is the layer's index among all L, the encoder's first; `norm_first`, whether each part is normalised before
-    it, as in PEGASUS and mBART, or after it, as in BART; `has_main_expert` is `False` in FlatMoE.
+    `layer_idx` is the layer's index among all L, the encoder's first; `has_main_expert` is `False` in FlatMoE.
     """
 
-    norm_first = True
-
-    def add_deputies(self, config, layer_idx: int):
-        """Adds the deputies to a backbone layer whose class has been changed to this one."""
-        d, inner = self.fc1.in_features, config.deputy_intermediate_size or self.fc1.out_features
-        self.layer_idx, self.has_main_expert = layer_idx, config.main_expert
-        self.deputies = DeputyFeedForward(config, d, inner, self.activation_fn, self.activation_dropout)
-        if not config.main_expert:
-            self.fc1.weight = self.fc1.bias = self.fc2.weight = None
+    def expert_parts(self) -> tuple[tuple[nn.Linear, ...], nn.Linear, nn.Module, float]:
+        """The main expert's first matrices (W1, or of SwiGLU W1 and V), its last matrix W2, its activation and its dropout."""
+        raise NotImplementedError
 
     def main_expert(self, A: torch.Tensor) -> torch.Tensor:
-        """X = act(A W1 + b1) W2 + b2   (MoeSumm, Eq. 1), both `(B, T, d)`; in FlatMoE X = b2."""
-        if not self.has_main_expert:
-            return self.fc2.bias.expand_as(A)
-        H = self.activation_fn(self.fc1(A))
-        H = dropout(H, p=self.activation_dropout, training=self.training)
-        return self.fc2(H)
+        """The main expert's output X, both `(B, T, d)`."""
+        raise NotImplementedError
+
+    def add_deputies(self, config, layer_idx: int):
+        """Adds the deputies to a backbone layer whose class has been changed to this one: built as the main expert, narrower."""
+        up, down, act, p = self.expert_parts()
+        inner = config.deputy_intermediate_size or up[0].out_features
+        structure = {"gated": len(up) > 1, "bias": up[0].bias is not None}
+        self.layer_idx, self.has_main_expert = layer_idx, config.main_expert
+        self.deputies = DeputyFeedForward(config, up[0].in_features, inner, act, p, **structure)
+        if not config.main_expert:
+            for linear in up:
+                linear.weight = linear.bias = None
+            down.weight = None
+
+    @torch.no_grad()
+    def copy_main_expert(self, source: nn.Module):
+        """FlatMoE: every expert is initialised as a copy of the main expert of a backbone's layer."""
+        up, down, _, _ = type(self).expert_parts(source)
+        experts = self.deputies.experts
+        experts.up_proj.copy_(torch.cat([linear.weight for linear in up]))
+        if experts.up_bias is not None:
+            experts.up_bias.copy_(torch.cat([linear.bias for linear in up]))
+        experts.down_proj.copy_(down.weight.T)
+        if down.bias is not None:
+            self.expert_parts()[1].bias.copy_(down.bias)
+
+    def without_main_expert(self, A: torch.Tensor) -> torch.Tensor:
+        """X = b2, or 0 without biases: what FlatMoE has before its experts are added."""
+        bias = self.expert_parts()[1].bias
+        return torch.zeros_like(A) if bias is None else bias.expand_as(A)
 
     def feed_forward(self, A: torch.Tensor, routing: RoutingContext | None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """H = act([A W1_m + b1_m ; g_p (A W1_p + b1_p)]);  X = [W2_m ; W2_p] H + b2_m   (MoeSumm, Eq. 6-7)
@@ -59,8 +82,33 @@ class LayerWithDeputies:
                 f"{type(self).__name__} was called without routing, so the datasets of the rows are unknown. Call the "
                 "MoeSumm model or its get_encoder(), not its backbone."
             )
-        X = self.main_expert(A)
+        X = self.main_expert(A) if self.has_main_expert else self.without_main_expert(A)
         return self.deputies(A, X, routing, self.layer_idx) if routing.active else (X, None)
+
+    def with_main_only_rows(self, hidden_states: torch.Tensor, routing: RoutingContext | None):
+        """Doubles the rows, with the main expert only in the second half, if the margin compares with this layer."""
+        if routing is None or routing.main_only_layer != self.layer_idx:
+            return hidden_states, routing
+        routing = routing.with_main_only_rows(len(hidden_states), hidden_states.device)
+        return torch.cat([hidden_states, hidden_states]), routing
+
+
+class BartLikeLayer(LayerWithDeputies):
+    """What the layers of BART, PEGASUS and mBART share. `norm_first` is whether each part is normalised before it, as in PEGASUS
+    and mBART, or after it, as in BART.
+    """
+
+    norm_first = True
+
+    def expert_parts(self):
+        """W1, W2, activation and dropout."""
+        return (self.fc1,), self.fc2, self.activation_fn, self.activation_dropout
+
+    def main_expert(self, A: torch.Tensor) -> torch.Tensor:
+        """X = act(A W1 + b1) W2 + b2   (MoeSumm, Eq. 1), both `(B, T, d)`."""
+        H = self.activation_fn(self.fc1(A))
+        H = dropout(H, p=self.activation_dropout, training=self.training)
+        return self.fc2(H)
 
     def attend(self, attention: nn.Module, norm: nn.Module, x: torch.Tensor, **kwargs) -> torch.Tensor:
         """Attention, with the residual connection and the LayerNorm."""
@@ -76,15 +124,8 @@ class LayerWithDeputies:
         y = y if self.norm_first else norm(y)
         return y if gate is None else y * gate
 
-    def with_main_only_rows(self, hidden_states: torch.Tensor, routing: RoutingContext | None):
-        """Doubles the rows, with the main expert only in the second half, if the margin compares with this layer."""
-        if routing is None or routing.main_only_layer != self.layer_idx:
-            return hidden_states, routing
-        routing = routing.with_main_only_rows(len(hidden_states), hidden_states.device)
-        return torch.cat([hidden_states, hidden_states]), routing
 
-
-class EncoderLayerWithDeputies(LayerWithDeputies):
+class EncoderLayerWithDeputies(BartLikeLayer):
     """`forward` of the encoder layers of BART, PEGASUS and mBART, with deputies."""
 
     def forward(self, hidden_states: torch.Tensor, attention_mask, routing: RoutingContext | None = None, **kwargs):
@@ -98,7 +139,7 @@ class EncoderLayerWithDeputies(LayerWithDeputies):
         return hidden_states
 
 
-class DecoderLayerWithDeputies(LayerWithDeputies):
+class DecoderLayerWithDeputies(BartLikeLayer):
     """`forward` of the decoder layers of BART, PEGASUS and mBART, with deputies."""
 
     @accepts_both_names
@@ -121,6 +162,51 @@ class DecoderLayerWithDeputies(LayerWithDeputies):
             kwargs |= {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask}
             hidden_states = self.attend(self.encoder_attn, self.encoder_attn_layer_norm, hidden_states, **kwargs)
         return self.gated_feed_forward(*self.with_main_only_rows(hidden_states, routing))
+
+
+class LlamaLikeLayer(LayerWithDeputies):
+    """`forward` of the layers of Llama, Mistral, Qwen2 and Qwen3, with deputies   (MoeSumm, Eq. 4-7, for SwiGLU)
+
+    The main expert is the pretrained MLP, (silu(A W1_m) * A V_m) W2_m, and deputies are narrow MLPs of the same form. The
+    chosen deputy p, by the selector of Eq. 4-5, has the weight g_p before its activation, as in Eq. 6:
+
+        H = [silu(A W1_m) * A V_m ; silu(g_p A W1_p) * A V_p];  X = [W2_m ; W2_p] H
+    """
+
+    def expert_parts(self):
+        """W1 and V, W2, activation; there is no dropout."""
+        return (self.mlp.gate_proj, self.mlp.up_proj), self.mlp.down_proj, self.mlp.act_fn, 0.0
+
+    def main_expert(self, A: torch.Tensor) -> torch.Tensor:
+        """X = (silu(A W1) * A V) W2, both `(B, T, d)`: the backbone's own module."""
+        return self.mlp(A)
+
+    @accepts_both_names
+    def forward(
+        self, hidden_states: torch.Tensor, cache=None, routing: RoutingContext | None = None, **kwargs
+    ) -> torch.Tensor:
+        """Computes the layer: `(B, T, d)`, or `(2B, T, d)` if the margin compares with it."""
+        y, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **{CACHE: cache}, **kwargs)
+        hidden_states, routing = self.with_main_only_rows(hidden_states + y, routing)
+        y, gate = self.feed_forward(self.post_attention_layernorm(hidden_states), routing)
+        hidden_states = hidden_states + y
+        return hidden_states if gate is None else hidden_states * gate
+
+
+class MoeSummLlamaLayer(LlamaLikeLayer, LlamaDecoderLayer):
+    """A layer of Llama with deputies."""
+
+
+class MoeSummMistralLayer(LlamaLikeLayer, MistralDecoderLayer):
+    """A layer of Mistral with deputies."""
+
+
+class MoeSummQwen2Layer(LlamaLikeLayer, Qwen2DecoderLayer):
+    """A layer of Qwen2 with deputies."""
+
+
+class MoeSummQwen3Layer(LlamaLikeLayer, Qwen3DecoderLayer):
+    """A layer of Qwen3 with deputies."""
 
 
 class MoeSummBartEncoderLayer(EncoderLayerWithDeputies, BartEncoderLayer):
@@ -158,18 +244,28 @@ LAYER_CLASSES = {
     PegasusDecoderLayer: MoeSummPegasusDecoderLayer,
     MBartEncoderLayer: MoeSummMBartEncoderLayer,
     MBartDecoderLayer: MoeSummMBartDecoderLayer,
+    LlamaDecoderLayer: MoeSummLlamaLayer,
+    MistralDecoderLayer: MoeSummMistralLayer,
+    Qwen2DecoderLayer: MoeSummQwen2Layer,
+    Qwen3DecoderLayer: MoeSummQwen3Layer,
 }
 
 
+def layer_stacks(base: nn.Module) -> list:
+    """The layers of encoder and decoder, or of the decoder alone, of a backbone; `None` for a part without layers."""
+    parts = [base] if hasattr(base, "layers") else [getattr(base, part, None) for part in ("encoder", "decoder")]
+    return [getattr(part, "layers", None) for part in parts]
+
+
 def get_layers(base: nn.Module) -> list[nn.Module]:
-    """The L layers of a backbone, the encoder's first; raises a `ValueError` for one other than BART, PEGASUS or mBART."""
-    stacks = [getattr(getattr(base, part, None), "layers", None) for part in ("encoder", "decoder")]
+    """The L layers of a backbone, the encoder's first; raises a `ValueError` for one that is not supported."""
+    stacks = layer_stacks(base)
     layers = [layer for stack in stacks for layer in stack or ()]
     unknown = sorted({type(layer).__name__ for layer in layers if type(layer) not in LAYER_CLASSES})
     if unknown or not all(stacks):
         raise ValueError(
             f"backbone={type(base).__name__} is not supported: deputies cannot be added to "
-            f"{', '.join(unknown) or 'its layers'}. Use a BART, PEGASUS or mBART."
+            f"{', '.join(unknown) or 'its layers'}. Use a {BACKBONES}."
         )
     return layers
 
@@ -180,12 +276,13 @@ def attach_deputies(base: nn.Module, config):
     Raises a `ValueError` for a backbone that has other layers, or an activation that is not 0 at 0.
     """
     for layer_idx, layer in enumerate(get_layers(base)):
-        if layer.activation_fn(torch.zeros(1, device="cpu")).item() != 0:
+        layer.__class__ = LAYER_CLASSES[type(layer)]  # in place: its weights are already initialised
+        act = layer.expert_parts()[2]
+        if act(torch.zeros(1, device="cpu")).item() != 0:
             raise ValueError(
-                f"The activation {type(layer.activation_fn).__name__} is not 0 at 0, so an unselected deputy would still "
+                f"The activation {type(act).__name__} is not 0 at 0, so an unselected deputy would still "
                 "contribute. Use a backbone with gelu, relu or silu."
             )
-        layer.__class__ = LAYER_CLASSES[type(layer)]  # in place: its weights are already initialised
         layer.add_deputies(config, layer_idx)
 
 

@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MoeSumm as a Hugging Face model: a pretrained summariser with deputies beside its main expert (MoeSumm, Sect. 4).
+"""MoeSumm as Hugging Face models: a pretrained summariser with deputies beside its main expert (MoeSumm, Sect. 4).
 
-Letters: B texts, S source tokens, T target tokens, d hidden size, V vocabulary, N deputies, E datasets.
+Letters: B texts, S source tokens, T target tokens (of a decoder, all tokens), K positions that are scored, d hidden size,
+V vocabulary, N deputies, E datasets.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from transformers import GenerationMixin
-from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
 from transformers.utils import can_return_tuple
 
-from .base_moesumm import MoeSummEncoder, MoeSummPreTrainedModel
-from .cache_moesumm import CACHE, accepts_both_names, named_for_peft
-from .layers_moesumm import margin_losses, token_losses
-from .routing_moesumm import (
-    RoutingContext,
-    check_exclusive,
-    check_has_labels,
-    check_has_source,
-    dataset_names_to_ids,
-    validate_dataset_ids,
-)
-
-STATES = ("output_hidden_states", "output_attentions")
+from .base_moesumm import MoeSummPreTrainedModel
+from .cache_moesumm import CACHE, accepts_both_names
+from .heads_moesumm import LanguageModelMixin, next_tokens
+from .routing_moesumm import check_has_labels, refuse_encoder_inputs
+from .seq2seq_moesumm import MoeSummSeq2SeqPreTrainedModel
 
 
 @dataclass
@@ -74,9 +71,46 @@ class MoeSummSeq2SeqLMOutput(Seq2SeqLMOutput):
     decoder_expert_weights: tuple[torch.Tensor, ...] | None = None
 
 
-class MoeSummModel(MoeSummPreTrainedModel):
-    """The hidden states of encoder and decoder, without logits. It opens the checkpoints of
-    `MoeSummForConditionalGeneration`, and the other way round: the language modeling head is kept, but not used.
+@dataclass
+class MoeSummModelOutput(BaseModelOutputWithPast):
+    """
+    Args:
+        last_hidden_state (`(B, T, d)`): the states of a decoder; the other fields of `BaseModelOutputWithPast` are as there.
+        expert_indices, expert_weights: as in `MoeSummCausalLMOutput`.
+    """
+
+    expert_indices: tuple[torch.Tensor, ...] | None = None
+    expert_weights: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class MoeSummCausalLMOutput(CausalLMOutputWithPast):
+    """
+    Args:
+        loss (scalar, if `labels` are given): generation loss, plus `margin_loss_coef` times the margin loss.
+        logits (`(B, K, V)`): scores of the next token.
+        cache: `past_key_values` before transformers 5.24.
+        hidden_states (tuple of `(B, T, d)`): after the embedding and after each layer, with `output_hidden_states`.
+        attentions (tuple of `(B, heads, T, T)`): of each layer, with `output_attentions`. States and attentions are part of
+            the loss's graph, so `retain_grad()` works.
+        generation_loss (scalar, if `labels` are given): cross-entropy over the labels that are not -100, smoothed by
+            `label_smoothing`.
+        margin_loss (scalar, if `labels` are given and `margin_loss_coef` is not 0): MoeSumm, Eq. 9, unweighted.
+        expert_indices (tuple of `(B, T)`): with `output_router_indices`, each token's deputy in each layer, -1 if it used the
+            main expert only.
+        expert_weights (tuple of `(B, T)`, float32): its weight g_p, 0 without a deputy.
+    """
+
+    generation_loss: torch.Tensor | None = None
+    margin_loss: torch.Tensor | None = None
+    expert_indices: tuple[torch.Tensor, ...] | None = None
+    expert_weights: tuple[torch.Tensor, ...] | None = None
+
+
+class MoeSummModel(MoeSummSeq2SeqPreTrainedModel):
+    """The hidden states of encoder and decoder, or of a decoder, without logits. It opens the checkpoints of
+    `MoeSummForConditionalGeneration` and `MoeSummForCausalLM`, and the other way round: the language modeling head is kept, but
+    not used.
 
     Example:
 
@@ -112,25 +146,38 @@ class MoeSummModel(MoeSummPreTrainedModel):
         use_cache: bool | None = None,
         output_router_indices: bool = False,
         **kwargs,
-    ) -> MoeSummSeq2SeqModelOutput:
-        """Computes hidden states; arguments as in `MoeSummForConditionalGeneration.forward`."""
+    ) -> MoeSummSeq2SeqModelOutput | MoeSummModelOutput:
+        """Computes hidden states; arguments as in `MoeSummForConditionalGeneration.forward`, or over a decoder as in
+        `MoeSummForCausalLM.forward`.
+        """
+        options = {
+            "dataset": dataset, "dataset_ids": dataset_ids, "main_expert_only": main_expert_only, "deputy_id": deputy_id,
+            "training": self.training and torch.is_grad_enabled(), "recording": output_router_indices,
+        }  # fmt: skip
+        given = {
+            "decoder_input_ids": decoder_input_ids, "decoder_attention_mask": decoder_attention_mask,
+            "encoder_outputs": encoder_outputs, "decoder_inputs_embeds": decoder_inputs_embeds,
+        }  # fmt: skip
+        if not self.config.is_encoder_decoder:
+            refuse_encoder_inputs(self.config, given)
+            shape, routing = self._make_decoder_routing(input_ids, inputs_embeds, cache, **options)
+            outputs = self.backbone.base_model(
+                input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, use_cache=use_cache,
+                routing=routing, return_dict=True, **{CACHE: cache}, **kwargs,
+            )  # fmt: skip
+            router_outputs = self._decoder_router_outputs(routing, shape, outputs.last_hidden_state.device)
+            return MoeSummModelOutput(**outputs, **router_outputs)
         decoder_tokens = decoder_input_ids if decoder_inputs_embeds is None else decoder_inputs_embeds
-        B, routing = self._make_routing(
-            input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, dataset=dataset,
-            dataset_ids=dataset_ids, main_expert_only=main_expert_only, deputy_id=deputy_id,
-            training=self.training and torch.is_grad_enabled(), recording=output_router_indices,
-        )  # fmt: skip
+        B, routing = self._make_routing(input_ids, inputs_embeds, encoder_outputs, decoder_tokens, cache, **options)
         outputs = self.backbone.base_model(
-            input_ids=input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids,
-            decoder_attention_mask=decoder_attention_mask, encoder_outputs=encoder_outputs,
-            inputs_embeds=inputs_embeds, decoder_inputs_embeds=decoder_inputs_embeds, use_cache=use_cache, routing=routing,
-            return_dict=True, **{CACHE: cache}, **kwargs,
+            input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **given,
+            use_cache=use_cache, routing=routing, return_dict=True, **{CACHE: cache}, **kwargs,
         )  # fmt: skip
         router_outputs = self._router_outputs(routing, B, outputs, encoder_outputs is None)
         return MoeSummSeq2SeqModelOutput(**outputs, **router_outputs)
 
 
-class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
+class MoeSummForConditionalGeneration(LanguageModelMixin, MoeSummSeq2SeqPreTrainedModel, GenerationMixin):
     """Summarises texts of several datasets: an encoder and a decoder with a main expert and deputies in every layer.
 
     Example:
@@ -142,29 +189,10 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
     ```
     """
 
-    card_use = {
-        "what": "Summarises texts of several domains",
-        "tag": "summarization",
-        "package": "modeling_moesumm",
-        "task": "moe-summarization",
-        "call": 'run("The council met on Monday. ...")',
-    }
+    has_encoder = True
+    backbone_example = "a BART, PEGASUS or mBART, such as 'facebook/bart-large'"
     lora_task = "SEQ_2_SEQ_LM"
-
-    @classmethod
-    def pipelines(cls) -> dict[str, type | str]:
-        """The pipeline that is saved with the model."""
-        from .pipeline_moe_summarization import MoeSummarizationPipeline
-
-        return {"moe-summarization": MoeSummarizationPipeline}
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The language modeling head."""
-        return self.backbone.get_output_embeddings()
-
-    def set_output_embeddings(self, value: nn.Module):
-        """Replaces the language modeling head."""
-        self.backbone.set_output_embeddings(value)
+    output_class = MoeSummSeq2SeqLMOutput
 
     def prepare_decoder_input_ids_from_labels(self, labels: torch.Tensor) -> torch.Tensor:
         """The decoder's input `(B, T)` for labels `(B, T)`, shifted as the backbone shifts them."""
@@ -243,90 +271,6 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
         router_outputs = self._router_outputs(routing, B, outputs, encoder_outputs is None)
         return self._output(outputs, full, logits=logits, **losses, **router_outputs)
 
-    def _run_backbone(self, model_inputs: dict, cached: dict, routing, margin: bool, kwargs: dict):
-        """The backbone's outputs and, if the margin takes a pass of its own, the main expert's states, else `None`."""
-        if margin and self.config.margin_main == "model":
-            check_has_source(cached["encoder_outputs"], cached[CACHE])
-            return self._full_and_main(model_inputs, routing, kwargs)
-        if margin:
-            routing.main_only_layer = self.num_layers - 1
-        return self.backbone.base_model(**model_inputs, **cached, routing=routing, return_dict=True, **kwargs), None
-
-    def _full_and_main(self, model_inputs: dict, routing: RoutingContext, kwargs: dict):
-        """The backbone's output with and without deputies: one pass of 2B rows; or two of B rows, and the second's states."""
-        # One pass uses every parameter once, which sharding and re-entrant checkpoints need. But slices of its states would
-        # not be part of the loss's graph, so requested states come from a pass of their own.
-        call = {"use_cache": False, "return_dict": True}
-        model = self.backbone.base_model
-        defaults = {name: getattr(self.config.text_config, name, False) for name in STATES}
-        requested = {name: value for name, value in kwargs.items() if name in STATES and value is not None}
-        if torch.is_grad_enabled() and any({**defaults, **requested}.values()):
-            outputs = model(**model_inputs, routing=routing, **call, **kwargs)
-            kwargs = {name: value for name, value in kwargs.items() if name not in STATES}
-            main = model(**model_inputs, routing=RoutingContext(False), **call, **kwargs)
-            return outputs, main.last_hidden_state
-        first = next(x for x in model_inputs.values() if x is not None)
-        doubled = {name: None if x is None else torch.cat([x, x]) for name, x in model_inputs.items()}
-        routing = routing.with_main_only_rows(len(first), first.device)
-        return model(**doubled, routing=routing, **call, **kwargs), None
-
-    def _lm_logits(self, states: torch.Tensor) -> torch.Tensor:
-        """The logits `(..., V)` of states `(..., d)`."""
-        logits = self.backbone.get_output_embeddings()(states)
-        bias = getattr(self.backbone, "final_logits_bias", None)
-        return logits if bias is None else logits + bias[0].to(logits.device)
-
-    def _losses(self, logits, labels, main_states, num_items_in_batch) -> dict[str, torch.Tensor]:
-        """The losses of the output for logits `(B, T, V)` and the main expert's states `(B, T, d)`."""
-        labels, coef = labels.flatten(), self.config.margin_loss_coef
-        full = token_losses(logits.flatten(0, 1), labels)
-        smoothing = self.config.label_smoothing
-        generation = token_losses(logits.flatten(0, 1), labels, smoothing) if smoothing else full
-        real = labels != -100
-        total = torch.as_tensor(real.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-        generation_loss = generation.sum() / total
-        if not coef:
-            return {"loss": generation_loss, "generation_loss": generation_loss}
-        main = full  # without deputies both are the same model, and m_t = 0
-        if main_states is not None:
-            main_states = main_states.flatten(0, 1)
-            if not torch.compiler.is_compiling():  # logits of the real tokens only, since the vocabulary is large
-                main_states, labels, full = main_states[real], labels[real], full[real]
-            main = token_losses(self._lm_logits(main_states), labels)
-        margin_loss = margin_losses(full, main).sum() / total
-        loss = generation_loss + coef * margin_loss
-        return {"loss": loss, "generation_loss": generation_loss, "margin_loss": margin_loss}
-
-    def _output(self, outputs, full, **fields) -> MoeSummSeq2SeqLMOutput:
-        B = len(full)
-
-        def first_rows(states):
-            if isinstance(states, tuple):
-                return tuple(map(first_rows, states))
-            if states is outputs.last_hidden_state:
-                return full  # the input of the logits, and so part of the loss's graph
-            return states if states is None or len(states) == B else states[:B]
-
-        names = set(outputs) - {"last_hidden_state", CACHE}
-        states = {name: first_rows(outputs[name]) for name in names}
-        return MoeSummSeq2SeqLMOutput(**fields, **{CACHE: outputs.get(CACHE)}, **states)
-
-    def prepare_inputs_for_generation(self, *args, **kwargs):
-        """As in transformers, also for prefix tuning by peft."""
-        return named_for_peft(self, super().prepare_inputs_for_generation(*args, **kwargs))
-
-    def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
-        # generate() calls this once, before the encoder runs and before rows are expanded to beams: names become ids,
-        # which transformers expands with their rows.
-        inputs, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
-        dataset, ids = model_kwargs.pop("dataset", None), model_kwargs.get("dataset_ids")
-        if dataset is not None:
-            check_exclusive(dataset, ids)
-            ids = dataset_names_to_ids(self.config.datasets, dataset, len(inputs))
-        if ids is not None:
-            model_kwargs["dataset_ids"] = validate_dataset_ids(torch.as_tensor(ids, device=inputs.device), len(inputs))
-        return inputs, name, model_kwargs
-
     def _validate_generated_length(self, generation_config, input_ids_length, has_default_max_length):
         super()._validate_generated_length(generation_config, input_ids_length, has_default_max_length)
         limit = self.config.max_position_embeddings
@@ -337,7 +281,101 @@ class MoeSummForConditionalGeneration(MoeSummPreTrainedModel, GenerationMixin):
             )
 
 
+class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationMixin):
+    """Summarises texts of several datasets: a decoder with a main expert and deputies in every layer. The document and the
+    configuration's `summary_prompt` are the prompt (`prompts_moesumm.format_prompt`), and the summary continues it.
+
+    Deputies act on all tokens of a row, those of the prompt and those of the summary; `LlamaLikeLayer` has the equations.
+
+    Example:
+
+    ```python
+    >>> from modeling_moesumm import MoeSummForCausalLM
+    >>> model = MoeSummForCausalLM.from_backbone("HuggingFaceTB/SmolLM2-135M-Instruct", datasets=["papers", "clinic"])
+    >>> prompts = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    >>> model.generate(**prompts, dataset=["papers", None], max_new_tokens=60)
+    ```
+    """
+
+    has_encoder = False
+    backbone_example = "a Llama, Mistral, Qwen2 or Qwen3, such as 'HuggingFaceTB/SmolLM2-135M-Instruct'"
+    lora_task = "CAUSAL_LM"
+    output_class = MoeSummCausalLMOutput
+
+    @can_return_tuple
+    @accepts_both_names
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        cache=None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        dataset: str | list[str | None] | None = None,
+        dataset_ids: torch.Tensor | None = None,
+        main_expert_only: bool | None = None,
+        deputy_id: int | None = None,
+        use_cache: bool | None = None,
+        output_router_indices: bool = False,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> MoeSummCausalLMOutput:
+        """Computes logits and losses.
+
+        Args:
+            input_ids, attention_mask, position_ids (`(B, T)`), inputs_embeds (`(B, T, d)`), cache, use_cache: as for the
+                backbone. Rows may be padded on either side.
+            labels (`(B, K)`): the token ids, -100 for tokens without a loss, such as those of the prompt. They are shifted
+                here: the scores at a position are those of the next token. K is T without `logits_to_keep`.
+            dataset: the name of each row's dataset, `None` for none, or one name for all rows.
+            dataset_ids (`(B,)`): the same as ids, -1 for none. Without either, only the main expert is used.
+            main_expert_only: whether to use only the main expert in all rows.
+            deputy_id: the deputy that all tokens of all rows use, with weight 1, whatever their datasets.
+            output_router_indices: whether to return `expert_indices` and `expert_weights`.
+            logits_to_keep: the number of last positions to score, or their indices `(K,)`; 0 for all.
+            num_items_in_batch: labels of the whole step, over accumulated batches and processes, as the Trainer passes it.
+                The losses are then sums divided by it, so gradient accumulation changes nothing.
+            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`. With labels and a margin
+                loss, requesting these takes two forward passes, so that the returned states are part of the loss's graph.
+
+        Raises:
+            ValueError: for an unknown dataset, ids out of range or of a wrong number, rows without tokens, and labels that do
+                not match the positions that are scored.
+        """
+        config = self.config
+        if labels is not None:
+            use_cache = False
+        elif self.training and num_items_in_batch is not None:
+            check_has_labels(config, input_ids)
+        (B, T), routing = self._make_decoder_routing(
+            input_ids, inputs_embeds, cache, dataset=dataset, dataset_ids=dataset_ids, main_expert_only=main_expert_only,
+            deputy_id=deputy_id, training=self.training and labels is not None and torch.is_grad_enabled(),
+            recording=output_router_indices,
+        )  # fmt: skip
+        model_inputs = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }  # fmt: skip
+        margin = labels is not None and bool(config.margin_loss_coef) and routing.active
+        cached = {CACHE: cache, "use_cache": use_cache}
+        outputs, main = self._run_backbone(model_inputs, cached, routing, margin, kwargs)
+        states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d) with the main expert's states in the second half
+        full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self._lm_logits(full[:, kept])
+        fields = {}
+        if labels is not None:
+            targets = next_tokens(labels.to(logits.device), logits.shape[1])
+            main = None if main is None else main[:, kept]
+            fields = self._losses(logits, targets, main, num_items_in_batch)
+        fields |= self._decoder_router_outputs(routing, (B, T), states.device)
+        return self._output(outputs, full, logits=logits, **fields)
+
+
 MoeSummModel.register_for_auto_class("AutoModel")
 MoeSummForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+MoeSummForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 
-__all__ = ["MoeSummEncoder", "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummPreTrainedModel"]
+__all__ = ["MoeSummForCausalLM", "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummPreTrainedModel"]

@@ -21,7 +21,8 @@ class MoeSummarizationPipeline(TextPipeline):
             all texts, or an iterable with one per text. Stock models do not accept it.
         max_length, min_length: tokens of a summary as `generate` counts them (60), or a fraction of the text's tokens in
             (0, 1) (0.2). Defaults: the model's `generation_config`, else 256 and 0.
-        on_long (default `"window"`): what to do with a text that is longer than the encoder's positions. `"window"` splits
+        on_long (default `"window"`): what to do with a text that is longer than the encoder's positions, or for a decoder
+            than those that the prompt and its summary leave. `"window"` splits
             it into windows of whole sentences, whose summaries are joined, and summarised again if they are together longer
             than `max_length`. `"error"` raises an error. `"truncate"` (or `truncation=True`) keeps only its beginning.
         batch_size (`int`, default 8): texts and windows per batch, sorted by length.

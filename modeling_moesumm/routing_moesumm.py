@@ -162,6 +162,24 @@ def validate_source(config, input_ids: torch.Tensor | None, inputs_embeds: torch
     return tokens
 
 
+def check_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    """The inputs, `(B, T)` or `(B, T, d)`; raises a `ValueError` if there are none, or if they are empty."""
+    tokens = input_ids if input_ids is not None else inputs_embeds
+    if tokens is None:
+        raise ValueError("Neither input_ids nor inputs_embeds was given. Pass one of them.")
+    if not tokens.shape[1]:
+        raise ValueError("The rows have no tokens. Leave out empty texts.")
+    return tokens
+
+
+def refuse_encoder_inputs(config, given: dict):
+    """Raises a `ValueError` if one of these inputs of an encoder-decoder model is given to a decoder."""
+    for name, value in given.items():
+        if value is not None:
+            model_type = config.text_config.model_type
+            raise ValueError(f"{name} was given, but a {model_type!r} has no encoder. Pass its tokens as input_ids.")
+
+
 def validate_target(config, tokens: torch.Tensor | None, past: int):
     """Raises a `ValueError` if the summaries, after `past` cached tokens, are too long for the decoder."""
     limit = config.max_position_embeddings
@@ -173,11 +191,11 @@ def validate_target(config, tokens: torch.Tensor | None, past: int):
 
 
 def check_has_source(encoder_outputs, cache):
-    """Raises a `ValueError` if the margin loss cannot run the encoder without deputies."""
+    """Raises a `ValueError` if the margin loss cannot run the model without deputies."""
     for name, value in (("encoder_outputs", encoder_outputs), ("cache", cache)):
         if value is not None:
             raise ValueError(
-                f"labels with {name}: the margin loss also needs the encoder's states without deputies. Pass input_ids, or "
+                f"labels with {name}: the margin loss also needs the states without deputies. Pass input_ids instead, or "
                 "set config.margin_loss_coef = 0 or config.margin_main = 'last_layer'."
             )
 

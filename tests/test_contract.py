@@ -77,8 +77,8 @@ def backbones(tmp_path_factory):
 
 def backbone_of(name):
     """The folder in `backbones` of a class's kind, and one of another kind."""
-    if name == "ExhirdForCausalLM":
-        return ("decoder", "summariser")
+    if name in ("ExhirdForCausalLM", "MoeSummForCausalLM"):
+        return "decoder", "encoder"
     return ("summariser", "encoder") if name.startswith("MoeSumm") else ("encoder", "summariser")
 
 

@@ -30,7 +30,7 @@ from tests.merge_tools.conftest import save_expert
 from tests.modeling_exhird.causal import causal_tokenizer, tiny_causal
 from tests.modeling_lexicon.conftest import tiny_lexicon
 from tests.test_docs import PACKAGES, PAGES, ROOT, blocks_of, checkpoints, exists, tiny_tokenizer  # noqa: F401
-from tests.tiny_models import encoder_config, make_model, summariser_config
+from tests.tiny_models import decoder_config, encoder_config, make_model, summariser_config
 
 NOT_RUN = {  # part of a statement -> why it does not run here
     "push_to_hub": "the Hub",
@@ -133,6 +133,7 @@ def backbones(tmp_path_factory):
     for name in ("microsoft/deberta-v3-base", "bert-base-cased", "allenai/scibert_scivocab_uncased"):
         save_model(tiny_encoder(), folder / name)
     save_model(tiny_summariser(), folder / "facebook/bart-large")
+    save_model(tiny_decoder(), folder / "HuggingFaceTB/SmolLM2-135M-Instruct", eos_token="[SEP]")
     for name, rows in ROWS.items():
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     rows = map(json.loads, (ROOT / "examples" / "corpus" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:8])
@@ -159,11 +160,21 @@ def tiny_summariser():
     return BartForConditionalGeneration(config)
 
 
-def save_model(model: PreTrainedModel, folder) -> None:
-    """A checkpoint with a tokenizer."""
+def tiny_decoder():
+    """A Llama with random weights."""
+    from transformers import LlamaForCausalLM
+
+    config = decoder_config()
+    config.max_position_embeddings = 1024
+    return LlamaForCausalLM(config)
+
+
+def save_model(model: PreTrainedModel, folder, **tokens) -> None:
+    """A checkpoint with a tokenizer, which has these special tokens too."""
     model.save_pretrained(folder)
     tokenizer = tiny_tokenizer()
     tokenizer.bos_token, tokenizer.model_max_length = "[CLS]", 1024
+    tokenizer.add_special_tokens(tokens)
     tokenizer.save_pretrained(folder)
 
 
@@ -189,6 +200,8 @@ def prepare(page: str, folder) -> None:
         get_peft_model(base, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(folder / "adapters" / "law")
     if page == "summarization.md":
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMMARIES), encoding="utf-8")
+        rows = [row | {"dataset": name} for row in SUMMARIES[::3] for name in ("papers", "clinic")]
+        (folder / "summaries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     if page == "many_documents.md":
         from datasets import Dataset
 

@@ -54,10 +54,19 @@ CASES = {
     "moesumm-bart": (SEQ2SEQ, SUMMARIZE),
     "moesumm-pegasus": (SEQ2SEQ, SUMMARIZE),
     "moesumm-mbart": (SEQ2SEQ, SUMMARIZE),
+    "moesumm-llama": (CAUSAL, SUMMARIZE),
     "lexicon-token": (CAUSAL, DEFINE),
     "lexicon-sequence_hard": (CAUSAL, DEFINE),
 }
-PUSHED = ("seke-bert", "hypernet-tags", "hypernet-answers", "exhird-pretrained", "moesumm-bart", "lexicon-token")
+PUSHED = (
+    "seke-bert",
+    "hypernet-tags",
+    "hypernet-answers",
+    "exhird-pretrained",
+    "moesumm-bart",
+    "moesumm-llama",
+    "lexicon-token",
+)
 AGAIN = (
     *PUSHED,
     "hypernet-classes",
@@ -72,6 +81,7 @@ PIPELINES = {
     "ExhirdForKeyphraseGeneration": "keyphrase-generation",
     "ExhirdForCausalLM": "keyphrase-generation",
     "MoeSummForConditionalGeneration": "moe-summarization",
+    "MoeSummForCausalLM": "moe-summarization",
     "LexiconForCausalLM": "definition-modeling",
 }
 each_case = pytest.mark.parametrize("name", CASES)

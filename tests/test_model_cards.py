@@ -15,6 +15,7 @@ TASKS = {
     "hypernet-qa": ("HypernetForQuestionAnswering", "extractive-qa"),
     "exhird": ("ExhirdForKeyphraseGeneration", "keyphrase-generation"),
     "moesumm": ("MoeSummForConditionalGeneration", "moe-summarization"),
+    "moesumm-causal": ("MoeSummForCausalLM", "moe-summarization"),
     "lexicon": ("LexiconForCausalLM", "definition-modeling"),
 }
 

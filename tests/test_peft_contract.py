@@ -84,6 +84,12 @@ CASES = {
         "experts": ["experts.up_proj", "experts.down_proj"],
         "options": ONE_LAYER["MoeSumm"],
     },
+    "MoeSummCausal llama": {
+        "task": "CAUSAL_LM",
+        "linears": ["q_proj", "v_proj", "gate_proj", "down_proj"],
+        "experts": ["experts.up_proj", "experts.down_proj"],
+        "options": ONE_LAYER["MoeSummCausal"],
+    },
     "Lexicon token": {"task": "CAUSAL_LM", **LEXICON},
     "Lexicon classes": {"task": "SEQ_CLS", **LEXICON},
     "ExHiRD-causal weights": {
@@ -244,7 +250,9 @@ PROMPTS = {
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
-@pytest.mark.parametrize("family", ["token", "sequence_soft", "sequence_hard", "domain", "summaries"])
+@pytest.mark.parametrize(
+    "family", ["token", "sequence_soft", "sequence_hard", "domain", "summaries", "causal summaries"]
+)
 def test_learned_prompts_train_and_are_read_once_in_generation(family, kind):
     """The text is the most likely one of the forward pass that training uses, with and without a cache."""
     seq2seq, ids = family == "summaries", torch.randint(3, 48, (2, 10), generator=torch.Generator().manual_seed(0))
@@ -254,6 +262,8 @@ def test_learned_prompts_train_and_are_read_once_in_generation(family, kind):
             tiny_moesumm(margin_loss_coef=0.0, **ONE_LAYER["MoeSumm"]),
             {"dataset_ids": torch.tensor([0, 1])},
         )
+    elif family == "causal summaries":
+        model, options = tiny_moesumm("llama", margin_loss_coef=0.0), {"dataset_ids": torch.tensor([0, 1])}
     else:
         model = tiny_lexicon(policy=family, domain_gate=family == "domain")
         options = {"domain_ids": torch.tensor([0, 1])} if family == "domain" else {}
@@ -283,5 +293,6 @@ def test_learned_prompts_train_and_are_read_once_in_generation(family, kind):
             logits = tuned(**inputs, **options, decoder_input_ids=text).logits
         else:  # what is generated is no prompt
             prompt = torch.nn.functional.pad(inputs["attention_mask"], (0, text.shape[1] - T))
-            logits = tuned(text, torch.ones_like(text), prompt_mask=prompt, **options).logits[:, -text.shape[1] :]
+            options |= {} if family == "causal summaries" else {"prompt_mask": prompt}
+            logits = tuned(text, torch.ones_like(text), **options).logits[:, -text.shape[1] :]
     assert torch.equal(logits[:, first - 1 : -1].argmax(-1), text[:, first:])

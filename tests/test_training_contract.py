@@ -208,8 +208,10 @@ def test_bf16_trains_and_stays_near_float32(trainable):
         assert_close(loss.float(), exact, rtol=0.05, atol=0.05)
 
 
-# Llama's own loss is in float32
-@for_each([name for name in TRAINABLE if not name.startswith(("Lexicon", "ExHiRD-causal")) and name != "MoeSumm flat"])
+FLOAT32_LOSS = ("Lexicon", "ExHiRD-causal", "MoeSummCausal", "MoeSumm flat")  # Llama's own
+
+
+@for_each([name for name in TRAINABLE if not name.startswith(FLOAT32_LOSS)])
 def test_a_model_in_float64_has_its_loss_in_float64(trainable):
     """A step of 1e-9 changes a smooth loss by its gradient; float32 would drown this in rounding."""
     model, batch = trainable.make(**trainable.balanced).double(), trainable.batch()
@@ -231,6 +233,7 @@ def test_a_model_in_float64_has_its_loss_in_float64(trainable):
         *((f"hypernet {name}", "hypernet", False) for name in ("tags", "answers")),
         *((f"ExHiRD {name}", "ExHiRD", False) for name in ("transformer", "bigru")),
         ("MoeSumm bart", "MoeSumm", True),
+        ("MoeSummCausal llama", "MoeSummCausal", True),
         *((f"Lexicon {name}", "Lexicon", True) for name in ("token", "sequence_soft", "sequence_hard", "domain")),
     ],
     indirect=["trainable"],
@@ -241,7 +244,7 @@ def test_torch_compile_changes_nothing(trainable, family, whole, backbone_config
     models = [trainable.make(**options) for _ in range(2)]
     unrolled = "labels" if family == "ExHiRD" else "input_ids"  # over whose steps loops run
     trainable.rows = sorted(trainable.rows, key=lambda row: len(row[unrolled]))
-    batch = trainable.batch(2) | ({"use_cache": False} if family == "Lexicon" else {})
+    batch = trainable.batch(2) | ({"use_cache": False} if family in ("Lexicon", "MoeSummCausal") else {})
     torch._dynamo.reset()
     compiled = torch.compile(models[1], backend="aot_eager", fullgraph=whole)
     expected, found = models[0](**batch), compiled(**batch)
@@ -260,7 +263,7 @@ def test_a_batch_without_labels_has_a_loss_of_zero(trainable):
     assert loss == 0 and all(torch.isfinite(gradient).all() for gradient in gradients(model).values())
 
 
-@for_each(["SEKE bert", "hypernet tags", "MoeSumm bart", "Lexicon token", "Lexicon domain"])
+@for_each(["SEKE bert", "hypernet tags", "MoeSumm bart", "MoeSummCausal llama", "Lexicon token", "Lexicon domain"])
 @pytest.mark.parametrize("balanced", [False, True])
 def test_micro_batches_add_up_to_the_whole_batch(balanced, trainable):
     """With `num_items_in_batch`, as the Trainer passes it, the parts of a step sum to the step."""
@@ -295,7 +298,7 @@ def test_the_stock_trainer_lowers_the_loss_and_predicts(trainable, tmp_path):
 
 RESUMED = ["SEKE bert", "SEKE deberta-v2", "SEKE modernbert", "hypernet tags", "ExHiRD transformer", "ExHiRD bigru"]
 RESUMED += ["ExHiRD pretrained", "MoeSumm bart", "MoeSumm pegasus", "MoeSumm mbart", "Lexicon token"]
-RESUMED += ["Lexicon sequence_hard"]
+RESUMED += ["Lexicon sequence_hard", "MoeSummCausal llama"]
 
 
 @pytest.mark.parametrize(
@@ -351,6 +354,7 @@ AUTO_PEFT = {
         ("hypernet tags", {}),
         ("ExHiRD pretrained", {"r": 4}),
         ("MoeSumm bart", {"r": 4}),
+        ("MoeSummCausal llama", {"r": 4}),
         ("Lexicon token", {"r": 4}),
         ("Lexicon sequence_hard", {"r": 4, "modules_to_save": ["mlp"]}),
         ("Lexicon sequence_soft", {"r": 4}),
@@ -393,7 +397,7 @@ def test_lora_trains_whole_heads_and_opens_again(trainable, options, tmp_path):
         assert torch.equal(again.generate(**inputs, **generation), written)
 
 
-@for_each(["SEKE bert", "hypernet tags", "ExHiRD pretrained", "MoeSumm bart"])
+@for_each(["SEKE bert", "hypernet tags", "ExHiRD pretrained", "MoeSumm bart", "MoeSummCausal llama"])
 def test_an_adapter_over_a_model_that_was_never_saved_is_warned_about(trainable, tmp_path):
     model = trainable.make()
     model.save_pretrained(tmp_path)
@@ -456,9 +460,10 @@ dist.destroy_process_group()
 FULLY_SHARDED = {
     "SEKE": r"moe|rnn",
     "MoeSumm": r"backbone\.model\.(en|de)coder\.layers\.\d+",
+    "MoeSummCausal": r"backbone\.model\.layers\.\d+",
     "Lexicon": r"model\.layers\.\d+",
 }
-WITH_TRAINER = ("SEKE bert", "hypernet tags", "ExHiRD bigru", "MoeSumm bart", "Lexicon token")
+WITH_TRAINER = ("SEKE bert", "hypernet tags", "ExHiRD bigru", "MoeSumm bart", "MoeSummCausal llama", "Lexicon token")
 FROZEN = ("hypernet tags", "ExHiRD pretrained")
 
 

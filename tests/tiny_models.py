@@ -38,7 +38,7 @@ from modeling_hypernet import (
     tokenize_questions,
 )
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequenceClassification, LexiconModel
-from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration, MoeSummModel
+from modeling_moesumm import MoeSummConfig, MoeSummForCausalLM, MoeSummForConditionalGeneration, MoeSummModel
 from modeling_seke import SekeConfig, SekeForTokenClassification, SekeModel
 
 from .modeling_exhird.causal import causal_rows, causal_tokenizer, tiny_causal
@@ -74,8 +74,9 @@ def summariser_config() -> BartConfig:
 
 def decoder_config() -> LlamaConfig:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    options = {"max_position_embeddings": 32, "pad_token_id": 1, "tie_word_embeddings": True}
-    return LlamaConfig(vocab_size=VOCABULARY, **sizes, **options)
+    options = {"max_position_embeddings": 32, "tie_word_embeddings": True}
+    ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+    return LlamaConfig(vocab_size=VOCABULARY, **sizes, **options, **ids)
 
 
 def seke_config() -> SekeConfig:
@@ -102,9 +103,9 @@ def lexicon_config() -> LexiconConfig:
     return LexiconConfig(vocab_size=VOCABULARY, max_position_embeddings=32, pad_token_id=1, **sizes)
 
 
-def moesumm_config() -> MoeSummConfig:
+def moesumm_config(backbone: Callable = summariser_config) -> MoeSummConfig:
     return MoeSummConfig(
-        text_config=summariser_config(), datasets=["news", "mail"], deputy_intermediate_size=8, deputy_init_std=0.5
+        text_config=backbone(), datasets=["news", "mail"], deputy_intermediate_size=8, deputy_init_std=0.5
     )
 
 
@@ -124,6 +125,7 @@ CASES = {
         Case(ExhirdForCausalLM, exhird_causal_config, TEXT),
         Case(MoeSummModel, moesumm_config, (*TEXT, "decoder_input_ids", "dataset_ids")),
         Case(MoeSummForConditionalGeneration, moesumm_config, (*TEXT, "decoder_input_ids", "dataset_ids")),
+        Case(MoeSummForCausalLM, partial(moesumm_config, decoder_config), (*TEXT, "dataset_ids")),
         Case(LexiconModel, lexicon_config, TEXT),
         Case(LexiconForCausalLM, lexicon_config, TEXT),
         Case(LexiconForSequenceClassification, lexicon_config, TEXT),
@@ -345,6 +347,18 @@ def trainable_moesumm(backbone: str, fixture: Callable) -> Trainable:
     return Trainable(make, rows, over="labels", regularized={"changes": dropout}, falls_to=0.6)
 
 
+def trainable_moesumm_causal(backbone: str, fixture: Callable) -> Trainable:
+    """The same texts, each with its summary in one sequence."""
+    rows = []
+    for row in trainable_moesumm("bart", fixture).rows:
+        ids = torch.cat([row["input_ids"], row["labels"].masked_fill(row["labels"] == -100, 2)])
+        labels = torch.cat([torch.full_like(row["input_ids"], -100), row["labels"]])
+        mask = torch.ones_like(ids)
+        rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels, "dataset_ids": row["dataset_ids"]})
+    make = partial(tiny_moesumm, backbone)
+    return Trainable(make, rows, regularized={"changes": {"attention_dropout": 0.1}}, falls_to=0.6, first_label=1)
+
+
 def trainable_lexicon(policy: str, fixture: Callable) -> Trainable:
     """Texts of two domains: in each the answer is one token, repeated."""
     torch.manual_seed(0)
@@ -382,6 +396,7 @@ FAMILIES = {
     "ExHiRD": (trainable_exhird, ("transformer", "bigru", "bilstm", "cnn", "pretrained")),
     "ExHiRD-causal": (trainable_exhird_causal, ("weights", "factors")),
     "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "mbart", "flat")),
+    "MoeSummCausal": (trainable_moesumm_causal, ("llama", "qwen3")),
     "Lexicon": (trainable_lexicon, (*POLICIES, "classes")),
 }
 ONE_LAYER = {  # options of `make`
@@ -389,6 +404,7 @@ ONE_LAYER = {  # options of `make`
     "ExHiRD-causal": {"changes": {"num_hidden_layers": 1}},
     "Lexicon": {"num_hidden_layers": 1},
     "MoeSumm": {"changes": {"encoder_layers": 1, "decoder_layers": 1}},
+    "MoeSummCausal": {"changes": {"num_hidden_layers": 1}},
 }
 TRAINABLE = [f"{family} {kind}" for family, (_, kinds) in FAMILIES.items() for kind in kinds]
 

@@ -1,4 +1,4 @@
-"""Tiny MoeSumm models over BART, PEGASUS and mBART, those backbones themselves, and a batch of two datasets."""
+"""Tiny MoeSumm models over every kind of backbone, those backbones themselves, and a batch of two datasets."""
 
 import re
 
@@ -7,22 +7,38 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
     MBartConfig,
     MBartForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
-from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
+from modeling_moesumm import MoeSummConfig, MoeSummForCausalLM, MoeSummForConditionalGeneration
 
 BACKBONES = {
     "bart": (BartConfig, BartForConditionalGeneration, {"pad_token_id": 1, "eos_token_id": 2}),
     "pegasus": (PegasusConfig, PegasusForConditionalGeneration, {"pad_token_id": 0, "eos_token_id": 1}),
     "mbart": (MBartConfig, MBartForConditionalGeneration, {"pad_token_id": 1, "eos_token_id": 2}),
 }
+DECODERS = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+}
 DATASETS = ["news", "letters", "papers"]
 V = 64
 each_backbone = pytest.mark.parametrize("backbone", BACKBONES)
+each_decoder = pytest.mark.parametrize("backbone", DECODERS)
+each_kind = pytest.mark.parametrize("backbone", [*BACKBONES, *DECODERS])
 
 # Weights large enough that deputies, datasets and texts differ visibly.
 SIZES = {
@@ -30,9 +46,21 @@ SIZES = {
     "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 32, "max_position_embeddings": 40,
     "init_std": 0.3, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0,
 }  # fmt: skip
+DECODER_SIZES = {
+    "vocab_size": V, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 16, "intermediate_size": 48, "max_position_embeddings": 64, "initializer_range": 0.2,
+    "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def class_for(backbone):
+    return MoeSummForCausalLM if backbone in DECODERS else MoeSummForConditionalGeneration
 
 
 def backbone_config(backbone="bart", **changes):
+    if backbone in DECODERS:
+        kind, _, special = DECODERS[backbone]
+        return kind(**{**DECODER_SIZES, **special, **changes})
     kind, _, special = BACKBONES[backbone]
     return kind(**{**SIZES, **special, "decoder_start_token_id": 2 if backbone == "bart" else 0, **changes})
 
@@ -40,7 +68,7 @@ def backbone_config(backbone="bart", **changes):
 def tiny_backbone(backbone="bart", seed=0, **changes):
     """A new stock model in eval mode, always the same weights."""
     torch.manual_seed(seed)
-    model = BACKBONES[backbone][1](backbone_config(backbone, **changes)).eval()
+    model = {**BACKBONES, **DECODERS}[backbone][1](backbone_config(backbone, **changes)).eval()
     return randomise(model, r"(bias|norm.*weight)$")
 
 
@@ -53,7 +81,7 @@ def tiny_moesumm(backbone="bart", seed=0, changes=None, silent=False, **options)
     if silent:
         options["deputy_init_std"] = 0.0
     config = MoeSummConfig(text_config=backbone_config(backbone, **(changes or {})), **options)
-    model = MoeSummForConditionalGeneration(config).eval()
+    model = class_for(backbone)(config).eval()
     pretrained = tiny_backbone(backbone, seed, **(changes or {}))
     model.backbone.load_state_dict(pretrained.state_dict(), strict=False)
     if not config.main_expert:
@@ -72,7 +100,8 @@ def randomise(model, names):
 def surer(model):
     """Larger logits, and so larger margins."""
     decoder = model.get_decoder()
-    norm = getattr(decoder, "layer_norm", None) or decoder.layers[-1].final_layer_norm
+    names = [name for name in ("layer_norm", "norm") if hasattr(decoder, name)]
+    norm = getattr(decoder, names[0]) if names else decoder.layers[-1].final_layer_norm
     norm.weight.data.mul_(4)
     return model
 
@@ -83,6 +112,29 @@ def gradients(model):
 
 def without(batch, *names):
     return {name: value for name, value in batch.items() if name not in names}
+
+
+def for_backbone(batch, backbone, side="right"):
+    """The batch for a backbone: of a decoder, rows of text and summary, padded on this side, with labels for the summary."""
+    if backbone not in DECODERS:
+        return batch
+    rows, targets = [], []
+    for row, (ids, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True)):
+        text = ids[mask.bool()].tolist()
+        summary = [y for y in batch["labels"][row].tolist() if y != -100] if "labels" in batch else []
+        rows.append(text + summary)
+        targets.append([-100] * len(text) + summary)
+    T = max(map(len, rows))
+
+    def pad(values, filler):
+        fillers = [[filler] * (T - len(row)) for row in values]
+        pairs = zip(values, fillers, strict=True)
+        return torch.tensor([row + filler if side == "right" else filler + row for row, filler in pairs])
+
+    joined = {"input_ids": pad(rows, 1), "attention_mask": pad([[1] * len(row) for row in rows], 0)}
+    if "labels" in batch:
+        joined["labels"] = pad(targets, -100)
+    return joined | {"dataset_ids": batch["dataset_ids"]}
 
 
 @pytest.fixture(scope="session")

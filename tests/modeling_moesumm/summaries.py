@@ -11,7 +11,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from modeling_moesumm.generation_moesumm import Summarizer
-from tests.modeling_moesumm.conftest import tiny_moesumm
+from tests.modeling_moesumm.conftest import DECODERS, tiny_moesumm
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 WORDS = [
@@ -51,7 +51,12 @@ def small_tokenizer(**changes):
 
 def writing_moesumm(tokenizer, backbone="bart", **options):
     """A MoeSumm whose summaries differ between texts and datasets."""
-    special = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 2}
+    special = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0}
+    if backbone in DECODERS:
+        model = tiny_moesumm(backbone, changes={"vocab_size": len(tokenizer), **special}, **options)
+        model.generation_config = GenerationConfig(**special, num_beams=1)
+        return model
+    special["decoder_start_token_id"] = 2
     changes = {"vocab_size": len(tokenizer), "init_std": 0.4, "forced_eos_token_id": 2, **special}
     model = tiny_moesumm(backbone, changes=changes, **options)
     model.generation_config = GenerationConfig(**special, forced_eos_token_id=2, num_beams=1, no_repeat_ngram_size=1)

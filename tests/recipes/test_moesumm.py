@@ -10,8 +10,10 @@ import torch
 from datasets import Dataset
 from tokenizers import pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
     BartForConditionalGeneration,
+    LlamaForCausalLM,
     RobertaConfig,
     RobertaModel,
     RobertaTokenizer,
@@ -22,9 +24,9 @@ from transformers import (
 from lexperts.recipes.common.bertscore import BertScore
 from lexperts.recipes.moesumm import evaluate, pretrain, scores, train
 from lexperts.recipes.moesumm.arguments import DataArguments, ModelArguments, PretrainingArguments
-from modeling_moesumm import MoeSummForConditionalGeneration
+from modeling_moesumm import MoeSummForCausalLM, MoeSummForConditionalGeneration
 from run_tools.resume import ResumableJsonl
-from tests.recipes.helpers import fails, write_rows
+from tests.recipes.helpers import fails, save_tiny_llama, write_rows
 
 THINGS = ("bird", "boat", "bell", "barn", "book")
 SETS = ("mail", "news", "papers")
@@ -360,3 +362,68 @@ def test_errors_name_the_value(places, backbone, trained, tmp_path):
         (["--systems", f"a={tmp_path}/no*"], "nothing matches"),
     ):
         assert expected in fails(evaluate.main, *ours, *more)
+
+
+# --- decoders -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    """A tiny Llama with a tokenizer."""
+    folder = tmp_path_factory.mktemp("decoder")
+    save_tiny_llama(folder)
+    return folder
+
+
+DECODER = ["--deputy-intermediate-size", "8", "--max-length", "160", "--max-target-length", "40", *FAST]
+
+
+@pytest.mark.parametrize(
+    "options", [["--train", "deputies"], ["--train", "deputies", "--lora-r", "2"], ["--train", "all"]]
+)
+def test_a_decoder_is_trained_by_the_same_command_and_its_summaries_are_scored(
+    options, places, decoder, tmp_path, capsys
+):
+    data, steps = [places[name] for name in SETS[:2]], ["--max-steps", "2", "--learning-rate", "0.01"]
+    run(train, "--model-name-or-path", decoder, "--datasets", *data, *options, *DECODER, *steps, *SHORT,
+        "--output-dir", tmp_path / "made")  # fmt: skip
+    model = MoeSummForCausalLM.from_pretrained(tmp_path / "made")
+    assert model.config.datasets == list(SETS[:2]) and model.generation_config.max_new_tokens == 11
+    stock = LlamaForCausalLM.from_pretrained(decoder, dtype="float32").state_dict()
+    kept = all(torch.equal(model.backbone.get_parameter(name), p) for name, p in stock.items() if name in stock)
+    assert kept == (options == ["--train", "deputies"])
+    assert any(deputies.experts.down_proj.abs().max() > 0 for deputies in model.deputies())
+    if "all" in options:
+        return
+    summarize = pipeline("moe-summarization", model=str(tmp_path / "made"), device="cpu")
+    assert len(summarize(["The bird met a boat."], dataset="mail")) == 1
+    scored = ["--systems", f"ours={tmp_path / 'made'}", "--datasets", *data, "--output-dir", tmp_path / "scores"]
+    run(evaluate, *scored, "--summary-length", "12", "--num-beams", "1")
+    assert (tmp_path / "scores" / "scores.json").exists()
+
+
+def test_a_stock_decoder_is_a_baseline(places, decoder, tmp_path):
+    given = ["--variant", "backbone", "--label-smoothing", "0.1", *FAST, "--max-length", "160", "--max-steps", "1"]
+    run(train, "--model-name-or-path", decoder, "--datasets", places["mail"], *given, "--output-dir", tmp_path / "made")
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "made")) is LlamaForCausalLM
+
+
+def test_options_of_the_other_kind_are_refused(places, backbone, decoder, tmp_path):
+    def failure(model, *given):
+        return fails(
+            train.main,
+            "--model-name-or-path",
+            model,
+            "--datasets",
+            places["mail"],
+            *FAST,
+            "--output-dir",
+            tmp_path,
+            *given,
+        )
+
+    assert "--max-source-length 9" in (line := failure(decoder, "--max-source-length", "9")) and "--max-length" in line
+    assert "--max-length 9" in (line := failure(backbone, "--max-length", "9")) and "--max-source-length" in line
+    assert "--lora-r 2 cannot be combined with --train all" in failure(decoder, "--lora-r", "2")
+    assert "--setting few_shot" in failure(decoder, "--train", "deputies", "--setting", "few_shot")
+    assert "--variant backbone" in failure(decoder, "--train", "deputies", "--variant", "backbone")

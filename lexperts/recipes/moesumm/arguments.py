@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from run_tools.errors import UserError
 from run_tools.options import option, required
 
 from ..common.arguments import TRAINING, RunFolderArguments
@@ -28,7 +29,9 @@ class ModelArguments:
     """The model, and how it is trained."""
 
     model_name_or_path: str = required(
-        "folder or Hub id of a BART, PEGASUS or mBART; for few_shot, of a model trained in_domain", kind="model"
+        "folder or Hub id of a BART, PEGASUS or mBART, or of a Llama, Mistral, Qwen2 or Qwen3 (smollm2 comes as a package); for "
+        "few_shot, of a model trained in_domain",
+        kind="model",
     )
     setting: Literal["in_domain", "few_shot"] = option("in_domain", "training setting")
     variant: str = option("moesumm", "model variant", choices=VARIANTS)
@@ -45,6 +48,24 @@ class ModelArguments:
     deputy_lr_factor: float = option(1.0, "factor of the learning rate for deputies and selectors", least=0)
     mixing: Literal["size", "even", "temperature"] = option("size", "shares of the data sets")
     temperature: float = option(2.0, "sampling temperature of --mixing temperature", above=0)
+    train: Literal["all", "deputies"] = option("all", "weights to train in_domain: all, or deputies and selectors only")
+    lora_r: int | None = option(
+        None,
+        "with --train deputies: also LoRA of this rank on queries and values, added to the weights at the end",
+        least=1,
+    )
+    max_length: int | None = option(
+        None, "of a decoder: most tokens of document, prompt and summary together; default: its positions", least=1
+    )
+
+    def __post_init__(self):
+        if self.train == "deputies" and (self.setting == "few_shot" or self.variant == "backbone"):
+            other = (
+                "--variant backbone" if self.variant == "backbone" else "--setting few_shot, which has --deputies-only"
+            )
+            raise UserError(f"--train deputies cannot be combined with {other}. Leave out --train.")
+        if self.lora_r is not None and self.train == "all":
+            raise UserError(f"--lora-r {self.lora_r} cannot be combined with --train all. Pass --train deputies.")
 
 
 @dataclass
@@ -70,8 +91,12 @@ class DataArguments(ColumnArguments):
     """Data sets and their columns."""
 
     datasets: list[str] = required(PLACES, kind="NAME=PLACE")
-    max_source_length: int | None = option(None, "most tokens of a document; default: the encoder's positions", least=1)
-    max_target_length: int | None = option(None, "most tokens of a summary; default: the decoder's positions", least=1)
+    max_source_length: int | None = option(
+        None, "most tokens of a document; default: the encoder's positions; of a decoder see --max-length", least=1
+    )
+    max_target_length: int | None = option(
+        None, "most tokens of a summary; default: the decoder's positions, or a quarter of --max-length", least=1
+    )
     max_rows: int | None = option(None, "use only the first N rows of each split", least=1)
 
 
@@ -132,4 +157,4 @@ ARGUMENTS = {
     "evaluate": (EvaluationArguments, GenerationArguments),
 }
 # the YAML files in this folder, by the command that they are for
-CONFIGS = {"train": ("bart_large_authors", "bart_large_paper", "small_cpu")}
+CONFIGS = {"train": ("bart_large_authors", "bart_large_paper", "small_cpu", "smollm2_cpu")}

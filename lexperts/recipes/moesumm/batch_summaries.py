@@ -30,13 +30,13 @@ class SummaryProcess:
 
     def describe(self) -> dict:
         """The settings. Loads the model."""
-        from transformers import AutoModelForSeq2SeqLM
-
         from modeling_moesumm.generation_moesumm import Summarizer
+
+        from .models import auto_class
 
         device = parse_device(self.device)
         prepare_process()
-        model, tokenizer = open_with_tokenizer("--model", AutoModelForSeq2SeqLM, self.model)
+        model, tokenizer = open_with_tokenizer("--model", auto_class("--model", self.model), self.model)
         self.summarize = Summarizer(model.to(device), tokenizer, batch_size=self.batch_size, **self.options)
         self.summarize.dataset_names([self.dataset], 1)
         names = ("dataset", "dataset_column", "batch_size")

@@ -4,7 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from datasets import Dataset
-from transformers import AutoModelForSeq2SeqLM
 
 from modeling_moesumm.generation_moesumm import Summarizer
 from run_tools.fingerprints import digest
@@ -12,6 +11,8 @@ from run_tools.jsonl import read_lines
 from run_tools.model_options import open_with_tokenizer, parse_device
 from run_tools.resume import ResumableJsonl, SettingsMismatchError
 from run_tools.versions import __version__
+
+from .models import auto_class
 
 CHUNK = 8  # batches that are sorted by length, and written, together
 
@@ -62,7 +63,7 @@ def hash_rows(rows: Dataset) -> str:
 
 def load_summarizer(name_or_path: str):
     """A model, on an accelerator if there is one, and its tokenizer."""
-    model, tokenizer = open_with_tokenizer("The model", AutoModelForSeq2SeqLM, name_or_path)
+    model, tokenizer = open_with_tokenizer("The model", auto_class("The model", name_or_path), name_or_path)
     return model.to(parse_device(None)).eval(), tokenizer
 
 

@@ -3,10 +3,15 @@ r"""Fine-tunes a summariser on several data sets, or adapts one to a new data se
     lexperts train moesumm bart_large_paper --output-dir runs/moesumm
     lexperts train moesumm small_cpu --datasets mail=data/mail news=data/news --model-name-or-path runs/small-bart \
         --output-dir runs/moesumm
+    lexperts train moesumm smollm2_cpu --datasets mail=data/mail news=data/news --output-dir runs/moesumm-smollm2
     lexperts train moesumm --setting few_shot --few-shot-rows 10 100 --draws 10 --max-steps 100 \
         --model-name-or-path runs/moesumm --datasets chat=data/chat --output-dir runs/few-shot
 
---setting in_domain (the default) trains all weights on the concatenated data sets. The paper's baselines and ablations are
+The backbone is an encoder with a decoder (BART, PEGASUS, mBART) or a decoder (Llama, Mistral, Qwen2, Qwen3); its configuration says
+which. A decoder reads a document and the prompt for a summary as one sequence, of at most --max-length tokens with the summary.
+
+--setting in_domain (the default) trains all weights on the concatenated data sets; with --train deputies only deputies and
+selectors, and with --lora-r also LoRA on the backbone's attention. The paper's baselines and ablations are
 --variant backbone (on all data sets, or on a single one), flat_moe, no_dataset and no_margin.
 
 --setting few_shot starts from such a model, samples rows of each data set's train split, trains deputies and selectors on
@@ -20,15 +25,23 @@ import copy
 import itertools
 import json
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset
+from peft import get_peft_model
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForSeq2SeqLM, TrainingArguments, pipeline, set_seed
+from transformers import AutoModelForCausalLM, TrainingArguments, pipeline, set_seed
 
-from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
-from run_tools.errors import RESUME
+from modeling_moesumm import (
+    DataCollatorForCausalMoeSumm,
+    DataCollatorForMoeSumm,
+    MoeSummForCausalLM,
+    MoeSummForConditionalGeneration,
+    TemperatureSampler,
+)
+from run_tools.errors import RESUME, UserError
 from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config, open_model, open_tokenizer
@@ -41,6 +54,7 @@ from ..common.settings import collect_settings
 from ..common.training import RecipeTrainer, train_or_resume, trainer_options
 from .arguments import VARIANTS, DataArguments, FewShotArguments, GenerationArguments, ModelArguments
 from .data import concatenate, fingerprint_splits, load_sources, require_split, sample_rows
+from .models import auto_class, is_decoder
 from .resumable_summaries import SummaryFile, hash_rows
 
 
@@ -57,12 +71,13 @@ class BackboneTrainer(RecipeTrainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The sum of the tokens' losses, divided by the labels of the step."""
         outputs = model(**inputs)
-        loss = outputs.loss
+        loss, labels, logits = outputs.loss, inputs["labels"], outputs.logits
+        if is_decoder(self.accelerator.unwrap_model(model).config):  # whose scores are those of the next token
+            labels, logits = labels[:, 1:], logits[:, :-1]
         if self.label_smoothing:
-            labels = inputs["labels"].flatten()
-            loss = cross_entropy(outputs.logits.flatten(0, 1), labels, label_smoothing=self.label_smoothing)
+            loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=self.label_smoothing)
         if num_items_in_batch is not None:
-            loss = loss * (inputs["labels"] != -100).sum() / num_items_in_batch * self.accelerator.num_processes
+            loss = loss * (labels != -100).sum() / num_items_in_batch * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
 
@@ -70,8 +85,9 @@ def load_model(args: ModelArguments, names: list[str]):
     """A new model of the variant with selectors for these data sets, and its tokenizer."""
     with describe_load_errors("--model-name-or-path", args.model_name_or_path):
         tokenizer = open_tokenizer(args.model_name_or_path)
+    auto = auto_class("--model-name-or-path", args.model_name_or_path)
     if args.variant == "backbone":
-        model = open_model(AutoModelForSeq2SeqLM, args.model_name_or_path)
+        model = open_model(auto, args.model_name_or_path, dtype="float32")
     else:
         fields = ("num_deputies", "deputy_intermediate_size", "deputy_init_std", "label_smoothing")
         fields += ("gate_position", "selector_bias", "margin_main")
@@ -79,21 +95,47 @@ def load_model(args: ModelArguments, names: list[str]):
         if args.variant != "flat_moe":
             options["margin_loss_coef"] = args.margin_loss_coef
         options |= VARIANTS[args.variant]
-        model = MoeSummForConditionalGeneration.from_backbone(args.model_name_or_path, datasets=names, **options)
+        cls = MoeSummForCausalLM if auto is AutoModelForCausalLM else MoeSummForConditionalGeneration
+        model = cls.from_backbone(args.model_name_or_path, datasets=names, **options)
     return model, tokenizer
+
+
+def choose_weights(model, args: ModelArguments):
+    """The model with the weights to train: all; or deputies and selectors, by LoRA also queries and values."""
+    if args.lora_r is not None:
+        with warnings.catch_warnings():  # the adapter is merged at the end
+            warnings.filterwarnings("ignore", message="An adapter over")
+            return get_peft_model(model, model.lora_config(r=args.lora_r, lora_alpha=2 * args.lora_r))
+    if args.train == "deputies":
+        model.freeze_all_but_deputies()
+    return model
+
+
+def make_collator(model, tokenizer, args: ModelArguments, data_args: DataArguments):
+    """The data collator of an encoder-decoder model or a decoder, which truncates and counts. Raises a `UserError` for the length
+    of the other.
+    """
+    decoder, target = is_decoder(model.config), data_args.max_target_length
+    used, unused = ("max_length", "max_source_length") if decoder else ("max_source_length", "max_length")
+    length, other = (getattr(args if name == "max_length" else data_args, name) for name in (used, unused))
+    if other is not None:
+        option, right = (f"--{name.replace('_', '-')}" for name in (unused, used))
+        kind = "a decoder" if decoder else "an encoder with a decoder"
+        raise UserError(f"{option} {other} is not for {args.model_name_or_path}, which is {kind}. Use {right}.")
+    if length:
+        tokenizer.model_max_length = length  # is saved: inference truncates as training does
+    if decoder:
+        return DataCollatorForCausalMoeSumm(tokenizer, model, length, target, on_long="truncate", answers_only=True)
+    return DataCollatorForMoeSumm(tokenizer, model, length, target, on_long="truncate")
 
 
 def make_trainer(
     model, tokenizer, args: ModelArguments, data_args: DataArguments, training_args, train, validation=None
 ) -> RecipeTrainer:
     """A trainer of a MoeSumm or a stock model, on rows of texts."""
-    if data_args.max_source_length:
-        tokenizer.model_max_length = data_args.max_source_length  # is saved: inference truncates as training does
-    collator = DataCollatorForMoeSumm(
-        tokenizer, model, data_args.max_source_length, data_args.max_target_length, on_long="truncate"
-    )
+    collator = make_collator(model, tokenizer, args, data_args)
     training_args.remove_unused_columns = False  # the collator tokenises the texts
-    is_moesumm = isinstance(model, MoeSummForConditionalGeneration)
+    is_moesumm = hasattr(model.config, "datasets")
     options = trainer_options(model, training_args, {"train": train, "validation": validation}, collator, tokenizer)
     options["train_sampler"] = TemperatureSampler(
         train["dataset"], args.mixing, args.temperature, seed=training_args.seed
@@ -107,7 +149,7 @@ def make_trainer(
 
 
 def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_args, training_args, folder_args):
-    """Trains all weights, and saves the model with its pipeline."""
+    """Trains all weights or the chosen ones, and saves the model with its pipeline."""
     sources, output, length = load_sources(data_args), Path(training_args.output_dir), generation_args.summary_length
     require_split(sources, "train", data_args)
     saved = {"num_beams": generation_args.num_beams, "summary_length": length}
@@ -122,16 +164,19 @@ def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_a
             f"--eval-strategy {training_args.eval_strategy} needs a validation split, and --datasets has none. Pass "
             "--eval-strategy no."
         )
-    trainer = make_trainer(model, tokenizer, args, data_args, training_args, **rows)
+    trainer = make_trainer(choose_weights(model, args), tokenizer, args, data_args, training_args, **rows)
     train_or_resume(trainer, folder)
     if trainer.is_world_process_zero():
+        model = trainer.model if args.lora_r is None else trainer.model.merge_and_unload()
         lengths = {"max_length": length} if length else {}
-        trainer.model.generation_config.update(**generation_args.generate_kwargs(), **lengths)
-        pipeline("moe-summarization", model=trainer.model, tokenizer=tokenizer).save_pretrained(output)
+        if length and is_decoder(model.config):  # whose max_length counts the document
+            lengths = {"max_new_tokens": length - 1}
+        model.generation_config.update(**generation_args.generate_kwargs(), **lengths)
+        pipeline("moe-summarization", model=model, tokenizer=tokenizer).save_pretrained(output)
         write_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
         folder.mark_finished(ran=training_summary(training_args, trainer.state))
         collator = trainer.data_collator
-        for kind, limit in (("documents", collator.max_source_length), ("summaries", collator.max_target_length)):
+        for kind, limit in collator.limits.items():
             if count := collator.truncated_rows[kind]:
                 print(f"{count:,} of {collator.truncated_rows['rows']:,} {kind} were truncated to {limit:,} tokens.")
         print(f"\nThe model is in {output}. To use it: pipeline('moe-summarization', model={str(output)!r})")
@@ -209,7 +254,9 @@ class FewShot:
         training_args = copy.copy(self.training_args)
         training_args.seed = self.training_args.seed + draw
         set_seed(training_args.seed)
-        model = open_model(AutoModelForSeq2SeqLM, self.args.model_name_or_path)
+        model = open_model(
+            auto_class("--model-name-or-path", self.args.model_name_or_path), self.args.model_name_or_path
+        )
         if self.has_datasets:
             if name not in model.config.datasets:
                 model.add_dataset(name)
