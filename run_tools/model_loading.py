@@ -20,7 +20,7 @@ from .model_files import (
     find_file,
     find_tokenizer_damage,
 )
-from .pretrained import resolve_model
+from .packaged import resolve_model
 
 # of options that change no shapes
 NO_FIELDS = {"dtype", "torch_dtype", "config", "attn_implementation", "experts_implementation", *HUB_OPTIONS}

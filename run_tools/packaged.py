@@ -1,10 +1,12 @@
 """Models that are packages, by their names: those of pipelines without a model argument, and others."""
 
 import logging
+import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from . import pretrained
 from .joined import is_partial, joined
 from .model_options import PACKAGED_MODELS, is_packaged
 
@@ -45,6 +47,11 @@ def locate_model(model: str | Path | None, default: str = "default") -> str:
         f"{str(model)!r} is the folder {folder} here, not the model of that name. Pass './{model}' for the folder, or rename it."
     )
     return str(folder)
+
+
+def resolve_model(name: str | os.PathLike) -> str:
+    """The folder of a packaged model by its name, a backbone's included; any other text is returned."""
+    return find_packaged(str(name)) if is_packaged(str(name)) else pretrained.resolve_model(name)
 
 
 class DefaultModel(Mapping):

@@ -31,6 +31,7 @@ from run_tools.fingerprints import digest, fingerprint
 from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 from run_tools.model_options import describe_load_errors, parse_device
+from run_tools.packaged import resolve_model
 from run_tools.resume import ResumableJsonl
 from run_tools.versions import __version__, package_versions
 
@@ -53,7 +54,7 @@ def count_absent_terms(rows: list[dict]) -> int:
 
 def load_model(args: WritingArguments, changes: dict | None = None):
     """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
-    device, path = parse_device(args.device), args.model_name_or_path
+    device, path = parse_device(args.device), resolve_model(args.model_name_or_path)
     with describe_load_errors("--model-name-or-path", path):
         tokenizer = open_tokenizer(path)
         if not changes:
@@ -123,10 +124,11 @@ def make_oracle(rows: list[dict]) -> Callable[[int, str], float]:
 def generation_settings(args: WritingArguments, rows: list[dict]) -> dict:
     """Everything that the definitions depend on."""
     settings = {name: value for name, value in asdict(args).items() if name not in (*WITHOUT_EFFECT, "test_files")}
-    settings["model_name_or_path"] = fingerprint(args.model_name_or_path)
+    model = resolve_model(args.model_name_or_path)
+    settings["model_name_or_path"] = fingerprint(model)
     if getattr(args, "reward_model", None):
         settings["reward_model"] = fingerprint(args.reward_model)
-    embedder, config = getattr(args, "embedder", None), Path(args.model_name_or_path) / "config.json"
+    embedder, config = getattr(args, "embedder", None), Path(model) / "config.json"
     if embedder is None and config.is_file():
         embedder = json.loads(config.read_text(encoding="utf-8")).get("embedder")  # of the rows' domains
     if embedder:
