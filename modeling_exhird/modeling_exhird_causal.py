@@ -175,7 +175,7 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
         """
         if self.config.adapter_rank is not None:
             raise ValueError(
-                f"This model has adapter_rank={self.config.adapter_rank} already. Train it as it is, or call model.merge_adapter()."
+                f"This model has adapter_rank={self.config.adapter_rank} already. Train it unchanged, or call model.merge_adapter()."
             )
         tools = lexperts_tools("adapters", "lora_config()")
         return tools.make_lora_config(self, overrides, self.backbone, task_type=self.lora_task)

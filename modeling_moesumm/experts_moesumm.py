@@ -40,7 +40,7 @@ class DeputyExperts(nn.Module):
 
     With `gated`, deputies are built as the MLP of a Llama (SwiGLU), and the weight multiplies the same place, what enters the
     activation:  W2_p (act(g_p A W1_p) * A V_p)   (Shazeer 2020, Eq. 6, with MoeSumm, Eq. 6). `up_proj` then holds W1 and V, and
-    `up_bias` is `None` unless the backbone's MLP has biases (`bias`). There is no output bias, which is the main expert's.
+    `up_bias` is `None` unless the backbone's MLP has biases (`bias`). The output bias is the main expert's alone.
 
     Since act(0) = 0, an unselected deputy contributes exactly nothing, so these implementations agree:
 

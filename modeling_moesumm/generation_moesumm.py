@@ -217,7 +217,7 @@ class Summarizer:
         return windows
 
     def encode(self, parts: list[str]) -> list[list[int]]:
-        """The token ids of the inputs for parts of texts, truncated if `on_long` says so."""
+        """The token ids of the inputs for parts of texts, under `on_long="truncate"` truncated."""
         truncate = self.on_long == "truncate"
         if self.prompt is None:
             limit = {"truncation": truncate, "max_length": self.max_source_length if truncate else None}

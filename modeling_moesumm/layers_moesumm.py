@@ -174,7 +174,7 @@ class LlamaLikeLayer(LayerWithDeputies):
     """
 
     def expert_parts(self):
-        """W1 and V, W2, activation; there is no dropout."""
+        """W1 and V, W2, activation, without dropout."""
         return (self.mlp.gate_proj, self.mlp.up_proj), self.mlp.down_proj, self.mlp.act_fn, 0.0
 
     def main_expert(self, A: torch.Tensor) -> torch.Tensor:

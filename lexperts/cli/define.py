@@ -33,7 +33,7 @@ def term(
     as_json: AsJson = False,
     debug: Debug = False,
 ):
-    """Print the definition of a term as it is used in a context.
+    """Print the definition of a term as used in a context.
 
     Example: lexperts define term bank --context "They sat on the bank of the river."
     """

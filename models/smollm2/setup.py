@@ -22,7 +22,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def take_weights(target: Path) -> None:
-    """Writes the file of weights; it is complete or does not exist. Raises a `SystemExit` if it cannot be had, or is another."""
+    """Writes the file of weights; it is complete or does not exist. Raises a `SystemExit` if it cannot be downloaded, or differs."""
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_suffix(".part")
     spec = find_spec(SOURCE)

@@ -131,8 +131,8 @@ def test_the_margin_compares_with_the_model_or_its_last_layer(rows):
     losses = {}
     for kind in ("model", "last_layer"):
         model = surer(tiny_moesumm("llama", margin_main=kind))
-        said = model(**without(rows, "labels")).logits.argmax(-1).roll(1, 1)  # so that margins are large
-        rows = rows | {"labels": torch.where(rows["labels"] == -100, -100, said)}
+        predicted = model(**without(rows, "labels")).logits.argmax(-1).roll(1, 1)  # so that margins are large
+        rows = rows | {"labels": torch.where(rows["labels"] == -100, -100, predicted)}
         full = model(**rows)
         if kind == "last_layer":  # by hand: the last layer's deputies contribute nothing
             with torch.no_grad():

@@ -534,13 +534,13 @@ def test_a_term_of_the_command_line_is_defined(options, count, folder, monkeypat
 
 
 def test_a_term_without_a_context_of_its_own_is_defined_with_a_warning(folder, monkeypatch):
-    said = []
-    logger = SimpleNamespace(warning=said.append, warning_once=said.append)
+    warnings = []
+    logger = SimpleNamespace(warning=warnings.append, warning_once=warnings.append)
     monkeypatch.setattr("modeling_lexicon.generation_lexicon.logger", logger)
     define, rows = pipeline("definition-modeling", model=str(folder / "dense")), []
     for term in ("gong", "Bell"):
         rows.append({"term": term, "context": "the bell rang"})
         assert define(rows[-1])["term"] == term
-    assert len(said) == 1 and "'gong' does not occur in its context" in said[0]
+    assert len(warnings) == 1 and "'gong' does not occur in its context" in warnings[0]
     assert define(rows) == [define(row) for row in rows]
-    assert any(text.startswith("Some terms do not occur") for text in said)
+    assert any(text.startswith("Some terms do not occur") for text in warnings)
