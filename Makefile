@@ -60,7 +60,9 @@ fix-copies:  ## copy the files that travel with every checkpoint into the modeli
 	  for f in saving validation; do cp modeling_seke/$${f}_seke.py modeling_$$p/$${f}_$$p.py; done; \
 	done
 	for p in exhird hypernet moesumm; do cp modeling_seke/backbone_seke.py modeling_$$p/backbone_$$p.py; done
-	for p in exhird moesumm; do cp modeling_lexicon/cache_lexicon.py modeling_$$p/cache_$$p.py; done
+	for p in exhird moesumm; do \
+	  for f in cache answers; do cp modeling_lexicon/$${f}_lexicon.py modeling_$$p/$${f}_$$p.py; done; \
+	done
 	for p in modeling_exhird modeling_hypernet modeling_moesumm keyphrase_tools; do cp modeling_lexicon/pipeline_base.py $$p/; done
 
 bench: $(READY)  ## time the head against its plain versions

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from transformers.utils import logging
 
+from .answers_exhird import score_answers_only
 from .data_exhird import (
     DataCollatorForKeyphraseGeneration,
     find_columns,
@@ -220,8 +221,7 @@ class DataCollatorForPrompts(DataCollatorForKeyphraseGeneration):
 
     Args:
         tokenizer: the model's.
-        answers_only: whether the model scores the last K positions only, with all labels of the batch: then the labels are (B, K),
-            and `logits_to_keep` is K. A vocabulary's logits are a fifth of the work of a small Llama.
+        answers_only: see `score_answers_only`.
         pad_to_multiple_of: pads rows to a multiple of it.
     """
 
@@ -238,13 +238,7 @@ class DataCollatorForPrompts(DataCollatorForKeyphraseGeneration):
             "attention_mask": self.pad([[1] * len(row) for row in ids], 0, "right"),
             "labels": self.pad([row["labels"] for row in rows], IGNORED, "right"),
         }
-        if self.answers_only:
-            labelled = (batch["labels"] != IGNORED).any(0).nonzero()
-            # the position before a label predicts it
-            first = max(int(labelled[0]) - 1, 0) if len(labelled) else 0
-            batch["labels"] = batch["labels"][:, first:]
-            batch["logits_to_keep"] = batch["labels"].shape[1]
-        return batch
+        return score_answers_only(batch) if self.answers_only else batch
 
 
 class CausalKeyphraseGenerator(KeyphraseGenerator):

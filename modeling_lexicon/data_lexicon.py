@@ -8,7 +8,8 @@ import re
 
 import torch
 
-IGNORED = -100
+from .answers_lexicon import IGNORED, score_answers_only
+
 PLAIN = {"add_special_tokens": False, "split_special_tokens": True}  # the name of a special token is plain text
 
 
@@ -70,8 +71,7 @@ class DataCollatorForDefinitions:
 
     Args:
         tokenizer: names the padding token.
-        answers_only: whether the model scores the last K positions only, with all labels of the batch: a vocabulary's logits are a
-            fifth of the work of a small Llama. Not for models that find the prompt by the labels.
+        answers_only: see `score_answers_only`. Not for models that find the prompt by the labels.
     """
 
     def __init__(self, tokenizer, answers_only: bool = False):
@@ -89,8 +89,4 @@ class DataCollatorForDefinitions:
         batch["attention_mask"] = (torch.arange(T) < lengths[:, None]).long()
         if "domain_ids" in rows[0]:
             batch["domain_ids"] = torch.tensor([row["domain_ids"] for row in rows])  # (B,)
-        if self.answers_only:
-            first = (batch["labels"] != IGNORED).any(0).int().argmax().item()  # of the positions with a label
-            batch["logits_to_keep"] = K = T - max(first - 1, 0)  # those at t predict the label of t + 1
-            batch["labels"] = batch["labels"][:, -K:]
-        return batch
+        return score_answers_only(batch) if self.answers_only else batch

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
+from .answers_moesumm import score_answers_only
 from .generation_moesumm import check_on_long, max_positions, source_limit
 from .prompts_moesumm import PLAIN, PromptFormat, pad_left, pad_prompts
 from .routing_moesumm import dataset_names_to_ids
@@ -185,8 +186,7 @@ class DataCollatorForCausalMoeSumm(SummaryCollator):
         max_target_length: tokens of a summary with EOS, by default a quarter of `max_length`.
         on_long: longer documents or summaries raise an error (`"error"`, the default) or are truncated (`"truncate"`) at their
             end, the prompt never; warnings report how many.
-        answers_only: whether the model scores only the last K positions, which have all labels of the batch; the labels are then
-            `(B, K)`, and `logits_to_keep` is K. The logits of a vocabulary are a large part of a small model's work.
+        answers_only: see `score_answers_only`.
         datasets, document_column, summary_column, dataset_column, pad_to_multiple_of: as in `DataCollatorForMoeSumm`.
 
     Attributes:
@@ -225,14 +225,9 @@ class DataCollatorForCausalMoeSumm(SummaryCollator):
         multiple = self.pad_to_multiple_of
         batch: dict = pad_prompts([ids for ids, _ in pairs], self.tokenizer, multiple)
         if any(label != IGNORED for _, labels in pairs for label in labels):
-            labels = pad_left([labels for _, labels in pairs], IGNORED, multiple)
+            batch["labels"] = pad_left([labels for _, labels in pairs], IGNORED, multiple)
             if self.answers_only:
-                first = (labels != IGNORED).any(0).int().argmax().item()  # of the positions with a label
-                batch["logits_to_keep"] = K = labels.shape[1] - max(
-                    first - 1, 0
-                )  # those at t predict the label of t + 1
-                labels = labels[:, -K:]
-            batch["labels"] = labels
+                batch = score_answers_only(batch)
         ids = self.dataset_ids(rows)
         if ids is not None:
             batch["dataset_ids"] = torch.tensor(ids)
