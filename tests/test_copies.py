@@ -14,7 +14,11 @@ from .test_registration import TASKS
 ROOT = Path(__file__).parents[1]
 ALL = ("exhird", "hypernet", "lexicon", "moesumm", "seke")
 MASTERS = {"backbone": "seke", "saving": "seke", "validation": "seke", "cache": "lexicon", "answers": "lexicon"}
-WITHOUT = {"backbone": {"lexicon"}, "cache": {"hypernet", "seke"}, "answers": {"hypernet", "seke"}}  # no backbone, no decoder
+WITHOUT = {
+    "backbone": {"lexicon"},
+    "cache": {"hypernet", "seke"},
+    "answers": {"hypernet", "seke"},
+}  # no backbone, no decoder
 
 
 def copies():
