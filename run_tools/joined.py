@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .claims import locked, remove_empty
 from .errors import UserError
-from .files import hash_file
+from .fingerprints import digest, sha256_of
 from .model_files import KEY_MAPPING
 from .pretrained import cache_folder, unpacked
 
@@ -37,8 +37,10 @@ def joined(package: Path) -> Path:
     Raises:
         UserError: if the packaged model that it was trained on is not installed, or was changed.
     """
-    digest = hash_file(package / TRAINED)[:12]
-    folder = cache_folder() / f"{package.name}-{digest}"
+    content = [
+        (path.name, sha256_of(path)) for path in sorted(package.iterdir()) if path.suffix in (*COPIED, ".safetensors")
+    ]
+    folder = cache_folder() / f"{package.name}-{digest(content)[:12]}"
     if not folder.is_dir():  # renamed when it was complete
         workplace = folder.with_name(f".{folder.name}")
         with locked(workplace):
@@ -129,9 +131,9 @@ def state_of(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def check_backbone(weights: Path, digest: str, folder: Path) -> None:
+def check_backbone(weights: Path, expected: str, folder: Path) -> None:
     """Raises a `UserError` if the weights are not those that a model was trained on."""
-    if digest_of(weights) != digest:
+    if digest_of(weights) != expected:
         raise UserError(
             f"{weights} is not the model that the weights of the package were added to: its tensors have another hash. Delete the folder "
             f"{folder}, which is written again."

@@ -166,3 +166,11 @@ def test_factors_in_8_bits_are_within_half_a_step(shape):
     steps, scale = joined.quantize(factor)
     assert steps.dtype == np.int8 and scale.shape == ((3, 1) if shape[0] == 3 else (1, 3))
     assert (np.abs(steps * scale.astype(np.float32) - factor) <= 0.51 * scale.astype(np.float32) + 1e-7).all()
+
+
+def test_a_package_with_another_configuration_is_joined_again(package):
+    folder = packaged.find_packaged("trial")
+    config = json.loads((package / "config.json").read_text())
+    (package / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 1}))
+    again = packaged.find_packaged("trial")
+    assert again != folder and AutoModelForCausalLM.from_pretrained(again).config.num_experts_per_tok == 1
