@@ -281,7 +281,7 @@ def valid_value(name: str, parameter, at) -> list[str]:
     values = {
         "config": at.recipe, "out": "out", "output": "out" if name == "keyphrases explain" else "out.jsonl", "model": at.model,
         "folder": at.mixture, "source": at.model if name == "merge add" else at.rows, "predictions": at.rows, "gold": at.rows, "files": at.text, "text": "a",
-        "domain": f"a={at.rows}", "expert": "birds", "data": at.rows,
+        "domain": f"a={at.rows}", "expert": "birds", "data": at.rows, "term": "bank", "context": "a bank",
     }  # fmt: skip
     return [str(values[parameter.name])]
 
