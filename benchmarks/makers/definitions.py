@@ -138,13 +138,10 @@ def lexicon_smollm2() -> str:
     title = "Greedy definitions of test rows, in per cent, with 95% intervals over rows"
     if record["settings"]["systems"]:
         title += f", and in brackets the difference from the dense model; seeds {seeds}"
-    speeds = [value for row in record["results"] for value in row["per_second"].values()]
-    end = (
-        f"The default model writes {speeds[0]:.0f} definitions a second in batches of 64, its start included."
-        if speeds
-        else ""
+    command = "lexicon_smollm2.py --data PATH --work FOLDER" + (
+        "" if record["settings"]["systems"] else " --systems --packaged"
     )
-    return page([f"{title}:", "", *table(head, lines), "", end], record, "lexicon_smollm2.py --data PATH --work FOLDER")
+    return page([f"{title}:", "", *table(head, lines)], record, command)
 
 
 def lexicon_speed() -> str:
