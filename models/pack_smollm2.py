@@ -58,7 +58,7 @@ def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tupl
 
 
 def pack(run: Path, folder: Path) -> None:
-    """Writes the files of a package: `trained.safetensors`, the configuration, and the tokenizer if it is another than SmolLM2's."""
+    """Writes the files of a package: `trained.safetensors`, the configuration, and the tokenizer if it differs from SmolLM2's."""
     weights = unpacked(BACKBONE) / "model.safetensors"
     new, shared = added(read(run / "model.safetensors"), read(weights))
     tensors = {}
