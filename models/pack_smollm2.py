@@ -58,7 +58,7 @@ def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tupl
 
 
 def pack(run: Path, folder: Path) -> None:
-    """Writes the files of a package: `trained.safetensors`, the configuration, and the tokenizer if it differs from SmolLM2's."""
+    """Writes the files of a package: `trained.safetensors`, the configurations, and the tokenizer if it differs from SmolLM2's."""
     weights = unpacked(BACKBONE) / "model.safetensors"
     new, shared = added(read(run / "model.safetensors"), read(weights))
     tensors = {}
@@ -77,21 +77,15 @@ def pack(run: Path, folder: Path) -> None:
     save_file(tensors, folder / TRAINED, metadata)
     order_metadata(folder / TRAINED, tuple(metadata))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    config = {name: value for name, value in config.items() if name not in HUB_ONLY} | {
-        "dtype": "bfloat16",
-        "use_cache": True,
-    }
+    config = {name: value for name, value in config.items() if name not in HUB_ONLY} | {"dtype": "bfloat16"}
     config["expert_rank"] += shared
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    vocabulary = "tokenizer.json"
-    is_same = (
-        (run / vocabulary).read_bytes() == weights.with_name(vocabulary).read_bytes()
-        if (run / vocabulary).exists()
-        else True
-    )
-    for path in () if is_same else run.iterdir():
-        if path.name.startswith(TOKENIZER):
-            shutil.copyfile(path, folder / path.name)
+    # transformers' Trainer switches the cache off in config.json; `generate` reads this file
+    names, vocabulary = ["generation_config.json"], run / "tokenizer.json"
+    if vocabulary.exists() and vocabulary.read_bytes() != weights.with_name(vocabulary.name).read_bytes():
+        names += [path.name for path in run.iterdir() if path.name.startswith(TOKENIZER)]
+    for name in names:
+        shutil.copyfile(run / name, folder / name)
     size = (folder / TRAINED).stat().st_size / 1e6
     print(f"{len(new)} tensors, {size:.1f} MB; experts of rank {config['expert_rank']}, {shared} of it shared")
 

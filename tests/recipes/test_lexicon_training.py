@@ -211,7 +211,7 @@ def test_an_expert_is_trained_from_scratch_and_fine_tuned_from_its_folder(base, 
     tokenizer, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<s>", "</s>", "<pad>")
     assert model.config.vocab_size == len(tokenizer) and model.config.eos_token_id == tokenizer.eos_token_id
-    assert not list(base.glob("*.bin")) and model.config.use_cache
+    assert not list(base.glob("*.bin")) and model.generation_config.use_cache
     first = json.loads((base / "results.json").read_text())["eval_perplexity"]
     options = ("--model_name_or_path", base, "--num_train_epochs", 3)
     assert train_expert_in(capsys, rows_file, tmp_path / "expert", *options)["eval_perplexity"] < 0.9 * first

@@ -59,6 +59,7 @@ def mixture(backbone, tmp_path):
             for name in experts.FACTORS:
                 parameter = getattr(experts, name)
                 parameter.copy_(thin(*parameter.shape))
+    model.config.use_cache = False  # as transformers' Trainer leaves it
     model.save_pretrained(tmp_path / "run")
     return tmp_path / "run"
 
@@ -95,6 +96,7 @@ def test_a_packed_model_opens_with_its_backbone_and_computes_what_it_did(package
     error, effect = (expected - logits_of(model)).norm(), (expected - plain).norm()
     assert error < 0.02 * effect
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
+    assert model.generation_config.use_cache  # without it, generation reads all tokens again for each new one
 
 
 def load_of(folder: Path) -> dict:

@@ -75,11 +75,6 @@ def train_or_resume(trainer: Trainer, folder: RunFolder) -> None:
         trainer.train(resume_from_checkpoint=checkpoint)
     finally:
         args.max_steps, args.num_train_epochs = planned
-    config = trainer.model.config
-    if getattr(config, "use_cache", None) is False and not getattr(args, "use_cache", False):
-        config.use_cache = (
-            True  # the Trainer switches it off, and a model that is saved so computes all tokens again for each new one
-        )
 
 
 def best_evaluation(state, metric: str) -> dict:
