@@ -2,7 +2,7 @@
 
     pip install ./models/smollm2
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged   # the default model alone: minutes
-    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                        # WordNet: three hours on two cores
+    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                        # WordNet: hours on two cores
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --gpu \\
         --dictionaries wordnet oxford urban all --seeds 42 84 21 --prompted            # on a GPU
 
@@ -99,7 +99,7 @@ def main():
     parser.add_argument("--dictionaries", nargs="+", choices=(*DICTIONARIES, "all"), default=["wordnet"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), help="named changes of the recipe")
-    parser.add_argument("--packaged", action="store_true", help="also the default model, as it is installed")
+    parser.add_argument("--packaged", action="store_true", help="also the default model, as installed")
     parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
     parser.add_argument("--threads", type=int, help="threads of each process; by default torch's choice")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")

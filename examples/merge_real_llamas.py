@@ -24,7 +24,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lexperts.cli import build_app
-from run_tools.pretrained import resolve_model
+from run_tools.packaged import resolve_model
 
 PIECE = 1500  # characters of a text
 TEXTS = {"test": 16, "train": 200}

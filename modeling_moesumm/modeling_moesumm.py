@@ -327,8 +327,8 @@ class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationM
         Args:
             input_ids, attention_mask, position_ids (`(B, T)`), inputs_embeds (`(B, T, d)`), cache, use_cache: as for the
                 backbone. Rows may be padded on either side.
-            labels (`(B, K)`): the token ids, -100 for tokens without a loss, such as those of the prompt. They are shifted
-                here: the scores at a position are those of the next token. K is T without `logits_to_keep`.
+            labels (`(B, K)`): the token ids, -100 for tokens without a loss, such as those of the prompt. The loss shifts
+                them: the scores at a position are those of the next token. K is T without `logits_to_keep`.
             dataset: the name of each row's dataset, `None` for none, or one name for all rows.
             dataset_ids (`(B,)`): the same as ids, -1 for none. Without either, only the main expert is used.
             main_expert_only: whether to use only the main expert in all rows.

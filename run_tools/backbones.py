@@ -16,7 +16,8 @@ from .model_files import HUB_OPTIONS as CHECKPOINT_OPTIONS
 from .model_files import check_files
 from .model_loading import open_tokenizer
 from .models import NEW_MODULES_EXPECTED
-from .pretrained import PACKAGED, resolve_model
+from .packaged import resolve_model
+from .pretrained import PACKAGED
 
 # Arguments of from_pretrained that locate a checkpoint; its configuration and tokenizer take them too.
 HUB_OPTIONS = (*CHECKPOINT_OPTIONS, "code_revision", "proxies", "trust_remote_code")

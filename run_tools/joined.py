@@ -11,14 +11,14 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from .claims import locked, remove_empty
 from .errors import UserError
 from .fingerprints import digest, sha256_of
 from .model_files import KEY_MAPPING
-from .pretrained import cache_folder, unpacked
+from .pretrained import cache_folder, unpacked, write_once
 
 TRAINED, BACKBONE, INDEX = "trained.safetensors", "backbone.safetensors", "model.safetensors.index.json"
 SCALE, ANY_EXPERT = ".scale", ".*."
@@ -41,16 +41,7 @@ def joined(package: Path) -> Path:
         (path.name, sha256_of(path)) for path in sorted(package.iterdir()) if path.suffix in (*COPIED, ".safetensors")
     ]
     folder = cache_folder() / f"{package.name}-{digest(content)[:12]}"
-    if not folder.is_dir():  # renamed when it was complete
-        workplace = folder.with_name(f".{folder.name}")
-        with locked(workplace):
-            if not folder.is_dir():
-                staging = workplace / "new"  # what a process that was killed has left there is ours
-                shutil.rmtree(staging, ignore_errors=True)
-                staging.mkdir(parents=True)
-                join(package, staging)
-                staging.rename(folder)
-        remove_empty(workplace)
+    write_once(folder, partial(join, package))
     about = json.loads((folder / INDEX).read_text(encoding="utf-8"))["metadata"]
     if state_of(folder / BACKBONE) != about["backbone_state"]:
         check_backbone(folder / BACKBONE, about["backbone_digest"], folder)

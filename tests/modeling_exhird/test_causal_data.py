@@ -158,7 +158,7 @@ def test_the_task_opens_both_kinds_of_models(generate, tiny_exhird, tokenizer_fo
 
 
 def test_duplicates_by_stems_are_dropped():
-    """And phrases without a letter or digit; numbers in absent phrases are known here."""
+    """And phrases without a letter or digit; numbers in absent phrases are kept."""
     generator, tokenizer = CausalKeyphraseGenerator(fitted(), causal_tokenizer()), causal_tokenizer()
     (source,) = generator.encode([(None, "Graph cuts of 3 networks")])
     texts = [" graph cut ;", " graph cuts ;", " ... ;", " 12 networks |", " tides</s>"]

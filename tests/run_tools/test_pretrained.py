@@ -8,13 +8,13 @@ import pytest
 from safetensors import safe_open
 
 from merge_tools.places import locate
-from run_tools import pretrained
+from run_tools import packaged, pretrained
 from run_tools.errors import UserError
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """The file of an installed package that holds the model `tiny`, whose cache is empty."""
+    """The file of an installed package that holds the model `pocket`, whose cache is empty."""
     folder = tmp_path / "site" / "tiny_model_package"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
@@ -25,22 +25,22 @@ def package(tmp_path, monkeypatch):
     model = pretrained.PackagedModel(
         ("tiny_model_package",), "tiny.gguf", digest, "org/tiny", "mit", "pip install tiny"
     )
-    monkeypatch.setitem(pretrained.PACKAGED, "tiny", model)
+    monkeypatch.setitem(pretrained.PACKAGED, "pocket", model)
     yield folder / "tiny.gguf"
     sys.modules.pop("tiny_model_package", None)
 
 
 def test_the_file_of_the_package_is_found(package):
-    assert pretrained.packaged_file("tiny") == package
+    assert pretrained.packaged_file("pocket") == package
 
 
 def test_a_damaged_file_names_the_fix(package):
     package.write_bytes(b"GGUF weightz")
     with pytest.raises(UserError, match="tiny.gguf is damaged or of another version.*pip install tiny"):
-        pretrained.unpacked("tiny")
+        pretrained.unpacked("pocket")
     package.unlink()
     with pytest.raises(UserError, match="tiny.gguf does not exist.*pip install tiny"):
-        pretrained.unpacked("tiny")
+        pretrained.unpacked("pocket")
 
 
 INSTALLED = any(map(find_spec, pretrained.PACKAGED["smollm2"].packages))
@@ -50,7 +50,7 @@ INSTALLED = any(map(find_spec, pretrained.PACKAGED["smollm2"].packages))
 def test_a_package_that_is_not_installed_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    for open_model in (pretrained.resolve_model, locate):
+    for open_model in (packaged.resolve_model, locate):
         with pytest.raises(
             UserError, match=r"smollm2 needs the package lexperts_smollm2.*pip install ./models/smollm2"
         ):
@@ -58,16 +58,16 @@ def test_a_package_that_is_not_installed_names_the_command(tmp_path, monkeypatch
 
 
 def test_an_unpacked_model_is_used_again_and_a_folder_of_its_name_comes_first(package, tmp_path, monkeypatch):
-    digest = pretrained.PACKAGED["tiny"].sha256
-    unpacked = tmp_path / "cache" / f"tiny-{digest[:12]}"
+    digest = pretrained.PACKAGED["pocket"].sha256
+    unpacked = tmp_path / "cache" / f"pocket-{digest[:12]}"
     unpacked.mkdir(parents=True)
     package.unlink()  # not read again
-    assert pretrained.resolve_model("tiny") == str(unpacked) == str(locate("tiny"))
+    assert packaged.resolve_model("pocket") == str(unpacked) == str(locate("pocket"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny").mkdir()
-    assert pretrained.resolve_model("tiny") == "tiny" == str(locate("tiny"))
-    assert pretrained.resolve_model("org/other") == "org/other"
-    assert [pretrained.hub_id(name) for name in ("tiny", "org/other")] == ["org/tiny", "org/other"]
+    (tmp_path / "pocket").mkdir()
+    assert packaged.resolve_model("pocket") == "pocket" == str(locate("pocket"))
+    assert packaged.resolve_model("org/other") == "org/other"
+    assert [pretrained.hub_id(name) for name in ("pocket", "org/other")] == ["org/tiny", "org/other"]
 
 
 @pytest.mark.skipif(not INSTALLED, reason="SmolLM2 is not installed")

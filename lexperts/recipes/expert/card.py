@@ -8,7 +8,8 @@ from transformers import TrainerCallback
 from merge_tools.provenance import read_license
 from run_tools.cards import hub_metadata, is_hub_id, join_card
 from run_tools.files import write_file
-from run_tools.pretrained import hub_id, resolve_model
+from run_tools.packaged import resolve_model
+from run_tools.pretrained import hub_id
 
 from .arguments import ModelArguments
 

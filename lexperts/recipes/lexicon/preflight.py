@@ -9,7 +9,7 @@ from merge_tools.clustering.embeddings import load_embedder
 from merge_tools.clustering.pipeline import check_options
 from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import UserError, one_line
-from run_tools.pretrained import resolve_model
+from run_tools.packaged import resolve_model
 
 from ..common.arguments import check_settings
 from ..common.option_kinds import check_model
