@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 IGNORED = -100
 STRATEGIES = ("size", "even", "temperature")
+GROUPED_BATCHES = 50  # as in transformers
 
 
 class SummaryCollator:
@@ -336,9 +337,13 @@ class TemperatureSampler(Sampler[int]):
         temperature: above 0.
         num_samples: m, by default the number of all rows.
         seed: random seed.
+        lengths: of all rows, such as their characters. If they are given, rows of similar lengths follow each other: of 50 batches
+            at a time, drawn as without lengths, the rows are sorted, cut into batches, and the batches shuffled.
+        batch_size: rows of a batch, for `lengths`.
 
     Raises:
-        ValueError: for an unknown strategy, an empty dataset, a temperature or m that is not positive.
+        ValueError: for an unknown strategy, an empty dataset, a temperature, m or a batch size that is not positive, and a wrong
+            number of lengths.
     """
 
     def __init__(
@@ -348,6 +353,8 @@ class TemperatureSampler(Sampler[int]):
         temperature: float = 2.0,
         num_samples: int | None = None,
         seed: int = 0,
+        lengths: Sequence[int] | None = None,
+        batch_size: int = 1,
     ):
         self.members = rows_by_dataset(sizes)
         if strategy not in STRATEGIES:
@@ -360,6 +367,11 @@ class TemperatureSampler(Sampler[int]):
         self.num_samples = self.rows if num_samples is None else num_samples
         if self.num_samples < 1:
             raise ValueError(f"num_samples={num_samples} must be at least 1.")
+        if lengths is not None and len(lengths) != self.rows:
+            raise ValueError(f"lengths has {len(lengths)} entries for {self.rows} rows. Pass one for each row.")
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size} must be at least 1.")
+        self.lengths, self.batch_size = None if lengths is None else torch.as_tensor(lengths), batch_size
         self.seed, self.epoch = seed, 0
         power = {"size": 1.0, "even": 0.0, "temperature": 1 / temperature}[strategy]
         largest = max(map(len, self.members))  # so that no power overflows
@@ -375,8 +387,19 @@ class TemperatureSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         indices = torch.cat([self.sample_rows(i) for i in range(len(self.members))])
-        order = torch.randperm(len(indices), generator=self.generator(len(self.members), self.epoch))
-        return iter(indices[order].tolist())
+        generator = self.generator(len(self.members), self.epoch)
+        drawn = indices[torch.randperm(len(indices), generator=generator)]
+        if self.lengths is None:
+            return iter(drawn.tolist())
+        windows = drawn.split(GROUPED_BATCHES * self.batch_size)
+        return (row for window in windows for row in self.group(window, generator).tolist())
+
+    def group(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        """The rows in batches of similar lengths, in random order; an incomplete batch comes last."""
+        batches = rows[self.lengths[rows].argsort(descending=True, stable=True)].split(self.batch_size)
+        full = len(rows) // self.batch_size
+        order = torch.randperm(full, generator=generator).tolist()
+        return torch.cat([*(batches[i] for i in order), *batches[full:]])
 
     def sample_rows(self, i: int) -> torch.Tensor:
         """This epoch's rows of dataset i: its quota, after those of the previous epochs."""

@@ -188,6 +188,31 @@ def test_seed_and_epoch_decide_the_order():
     assert indices_of(0, 0) != sorted(indices_of(0, 0))
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 1000), min_size=1, max_size=300),
+    batch_size=st.integers(1, 8),
+    epoch=st.integers(0, 2),
+)
+def test_with_lengths_the_same_rows_come_in_batches_of_similar_lengths(lengths, batch_size, epoch):
+    sizes = [1] * len(lengths)
+    plain, grouped = TemperatureSampler(sizes), TemperatureSampler(sizes, lengths=lengths, batch_size=batch_size)
+    for sampler in (plain, grouped):
+        sampler.set_epoch(epoch)
+    assert sorted(plain) == sorted(grouped) and list(grouped) == list(grouped)
+
+    def padded(indices):
+        batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+        return sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
+
+    window = 50 * batch_size
+    drawn = list(plain)
+    if not len(drawn) % batch_size:
+        assert padded(list(grouped)) <= padded(drawn)
+    for i in range(0, len(drawn), window):  # of 50 batches at a time
+        assert sorted(drawn[i : i + window]) == sorted(list(grouped)[i : i + window])
+
+
 def test_a_column_of_names_is_as_good_as_sizes():
     names = ["a", "b", "b", "a", None, "b", "b", "b"]
     column = Dataset.from_dict({"dataset": names})["dataset"]
@@ -212,6 +237,8 @@ def test_it_works_in_a_data_loader_over_concatenated_datasets():
         ([3], {"strategy": "random"}, "strategy='random'.*'size', 'even', 'temperature'"),
         ([3], {"strategy": "temperature", "temperature": 0}, "temperature=0"),
         ([3], {"num_samples": 0}, "num_samples=0"),
+        ([3], {"lengths": [1, 2]}, "lengths has 2 entries for 3 rows"),
+        ([3], {"lengths": [1, 2, 3], "batch_size": 0}, "batch_size=0"),
     ],
 )
 def test_samplers_that_cannot_be_are_refused(sizes, options, message):

@@ -402,10 +402,26 @@ def test_a_decoder_is_trained_by_the_same_command_and_its_summaries_are_scored(
     assert (tmp_path / "scores" / "scores.json").exists()
 
 
-def test_a_stock_decoder_is_a_baseline(places, decoder, tmp_path):
-    given = ["--variant", "backbone", "--label-smoothing", "0.1", *FAST, "--max-length", "160", "--max-steps", "1"]
+@pytest.mark.parametrize("lora", [[], ["--lora-r", "2", "--train-sampling-strategy", "group_by_length"]])
+def test_a_stock_decoder_is_a_baseline(lora, places, decoder, tmp_path):
+    given = [
+        "--variant",
+        "backbone",
+        "--label-smoothing",
+        "0.1",
+        *FAST,
+        "--max-length",
+        "160",
+        "--max-steps",
+        "2",
+        *lora,
+    ]
     run(train, "--model-name-or-path", decoder, "--datasets", places["mail"], *given, "--output-dir", tmp_path / "made")
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "made")) is LlamaForCausalLM
+    made = AutoModelForCausalLM.from_pretrained(tmp_path / "made", dtype="float32")
+    assert type(made) is LlamaForCausalLM
+    before = LlamaForCausalLM.from_pretrained(decoder, dtype="float32").state_dict()
+    changed = {name for name, weight in made.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed and all("_proj" in name for name in changed) == bool(lora)
 
 
 def test_options_of_the_other_kind_are_refused(places, backbone, decoder, tmp_path):
@@ -426,4 +442,5 @@ def test_options_of_the_other_kind_are_refused(places, backbone, decoder, tmp_pa
     assert "--max-length 9" in (line := failure(backbone, "--max-length", "9")) and "--max-source-length" in line
     assert "--lora-r 2 cannot be combined with --train all" in failure(decoder, "--lora-r", "2")
     assert "--setting few_shot" in failure(decoder, "--train", "deputies", "--setting", "few_shot")
+    assert "--setting few_shot" in failure(decoder, "--variant", "backbone", "--lora-r", "2", "--setting", "few_shot")
     assert "--variant backbone" in failure(decoder, "--train", "deputies", "--variant", "backbone")

@@ -51,7 +51,8 @@ class ModelArguments:
     train: Literal["all", "deputies"] = option("all", "weights to train in_domain: all, or deputies and selectors only")
     lora_r: int | None = option(
         None,
-        "with --train deputies: also LoRA of this rank on queries and values, added to the weights at the end",
+        "LoRA of this rank, added to the weights at the end: with --train deputies on queries and values, beside deputies; with "
+        "--variant backbone on all linear layers, alone",
         least=1,
     )
     max_length: int | None = option(
@@ -64,8 +65,12 @@ class ModelArguments:
                 "--variant backbone" if self.variant == "backbone" else "--setting few_shot, which has --deputies-only"
             )
             raise UserError(f"--train deputies cannot be combined with {other}. Leave out --train.")
-        if self.lora_r is not None and self.train == "all":
-            raise UserError(f"--lora-r {self.lora_r} cannot be combined with --train all. Pass --train deputies.")
+        if self.lora_r is not None and self.train == "all" and self.variant != "backbone":
+            raise UserError(
+                f"--lora-r {self.lora_r} cannot be combined with --train all. Pass --train deputies, or --variant backbone."
+            )
+        if self.lora_r is not None and self.setting == "few_shot":
+            raise UserError(f"--lora-r {self.lora_r} cannot be combined with --setting few_shot. Leave it out.")
 
 
 @dataclass

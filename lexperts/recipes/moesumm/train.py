@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datasets import Dataset
-from peft import get_peft_model
+from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, TrainingArguments, pipeline, set_seed
 
@@ -101,7 +101,11 @@ def load_model(args: ModelArguments, names: list[str]):
 
 
 def choose_weights(model, args: ModelArguments):
-    """The model with the weights to train: all; or deputies and selectors, by LoRA also queries and values."""
+    """The model with the weights to train: all; deputies and selectors, by LoRA also queries and values; of a backbone by LoRA
+    differences of all linear layers.
+    """
+    if args.lora_r is not None and args.variant == "backbone":
+        return get_peft_model(model, LoraConfig(r=args.lora_r, lora_alpha=2 * args.lora_r, target_modules="all-linear"))
     if args.lora_r is not None:
         with warnings.catch_warnings():  # the adapter is merged at the end
             warnings.filterwarnings("ignore", message="An adapter over")
@@ -137,9 +141,12 @@ def make_trainer(
     training_args.remove_unused_columns = False  # the collator tokenises the texts
     is_moesumm = hasattr(model.config, "datasets")
     options = trainer_options(model, training_args, {"train": train, "validation": validation}, collator, tokenizer)
-    options["train_sampler"] = TemperatureSampler(
-        train["dataset"], args.mixing, args.temperature, seed=training_args.seed
-    )
+    sampling = {"seed": training_args.seed}
+    if training_args.train_sampling_strategy == "group_by_length":
+        texts = zip(train["document"], train["summary"], strict=True)
+        lengths = [len(document) + len(summary) for document, summary in texts]
+        sampling |= {"lengths": lengths, "batch_size": training_args.per_device_train_batch_size}
+    options["train_sampler"] = TemperatureSampler(train["dataset"], args.mixing, args.temperature, **sampling)
     if not is_moesumm:
         return BackboneTrainer(**options, label_smoothing=args.label_smoothing)
     if args.deputy_lr_factor != 1.0:
