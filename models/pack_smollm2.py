@@ -23,7 +23,10 @@ BACKBONE = "smollm2"
 # names in a mixture with experts of low rank -> in a Llama
 BASE = re.compile(r"(.*)\.block_sparse_moe\.base\.(w[123])\.weight")
 DENSE = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-MAPPING = {rf"\.mlp\.{dense}\.weight$": f".block_sparse_moe.base.{short}.weight" for short, dense in DENSE.items()}
+OF_LLAMA = {rf"\.mlp\.{dense}\.weight$": f".block_sparse_moe.base.{short}.weight" for short, dense in DENSE.items()}
+PREFIX = "backbone."  # of SmolLM2's tensors in a model that has it as a part
+AS_PART = {r"^(?=model\.)": PREFIX}
+IN_8_BITS = re.compile(r"\.(A|B|lora_A|lora_B)\.weight$|\.experts\.(up|down)_proj$")
 NEGLIGIBLE = 1e-5  # of the largest singular value
 
 
@@ -46,10 +49,12 @@ def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tupl
             own = int((squares > NEGLIGIBLE**2 * squares.max()).sum()) if squares.max() > 0 else 0
             rank = max(rank, own)
             new[f"{layer}.block_sparse_moe.experts.*.{short}"] = difference
-        elif name not in backbone:
+        elif (original := name.removeprefix(PREFIX)) not in backbone:
             new[name] = tensor
-        elif not (tensor == backbone[name]).all():
-            raise SystemExit(f"{name} was changed, which the package cannot hold. Train MLPs only.")
+        elif not (tensor == backbone[original]).all():
+            raise SystemExit(
+                f"{name} was changed, which the package cannot hold. Train MLPs, deputies or adapters only."
+            )
     for name in [name for name in new if name.endswith(tuple(DENSE))]:
         a, b, _ = decompose(new.pop(name), rank) if rank else (None, None, None)
         if rank:
@@ -63,22 +68,24 @@ def pack(run: Path, folder: Path) -> None:
     new, shared = added(read(run / "model.safetensors"), read(weights))
     tensors = {}
     for name, tensor in new.items():
-        if name.endswith((".A.weight", ".B.weight")):
+        if IN_8_BITS.search(name):
             tensors[name], tensors[name + SCALE] = quantize(tensor)
         else:
             tensors[name] = tensor.astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
+    is_part = any(name.startswith(PREFIX) for name in new)
     metadata = {
         "backbone": BACKBONE,
         "backbone_digest": digest_of(weights),
-        KEY_MAPPING: json.dumps(MAPPING),
+        KEY_MAPPING: json.dumps(AS_PART if is_part else OF_LLAMA),
         "format": "pt",
     }
     save_file(tensors, folder / TRAINED, metadata)
     order_metadata(folder / TRAINED, tuple(metadata))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     config = {name: value for name, value in config.items() if name not in HUB_ONLY} | {"dtype": "bfloat16"}
-    config["expert_rank"] += shared
+    if "expert_rank" in config:
+        config["expert_rank"] += shared
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     # transformers' Trainer switches the cache off in config.json; `generate` reads this file
     names, vocabulary = ["generation_config.json"], run / "tokenizer.json"
@@ -87,7 +94,8 @@ def pack(run: Path, folder: Path) -> None:
     for name in names:
         shutil.copyfile(run / name, folder / name)
     size = (folder / TRAINED).stat().st_size / 1e6
-    print(f"{len(new)} tensors, {size:.1f} MB; experts of rank {config['expert_rank']}, {shared} of it shared")
+    experts = f"; experts of rank {config['expert_rank']}, {shared} of it shared" if "expert_rank" in config else ""
+    print(f"{len(new)} tensors, {size:.1f} MB{experts}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 A package has `trained.safetensors` and config.json, and what differs of the tokenizer. On first use a folder in the cache gets these, the
 backbone's tokenizer, a hard link to its weights, and the index of a checkpoint in two files, which `from_pretrained` opens.
 
-In `trained.safetensors` a thin matrix of 8 bits is one of int8 and, as NAME.scale, the scales of the rank's dimensions. A name with `.*.` is the part that all
-experts share: it stands before each expert's own, along the rank, which is the shorter side.
+In `trained.safetensors` a thin matrix of 8 bits, or a stack of them, is one of int8 and, as NAME.scale, the scales of the rank's dimensions. A name with `.*.` is the
+part that all experts share: it stands before each expert's own, along the rank, which is the shorter side.
 """
 
 import json
@@ -29,6 +29,14 @@ TOKENIZER = ("tokenizer", "chat_template", "special_tokens")  # how the names of
 def is_partial(package: Path) -> bool:
     """Whether the folder of a package lacks the model that its weights were added to."""
     return (package / TRAINED).is_file() and not (package / "model.safetensors").exists()
+
+
+def backbone_of(package: Path) -> str:
+    """The name of the packaged model that the weights of a package were added to."""
+    from safetensors import safe_open
+
+    with safe_open(package / TRAINED, "np") as file:
+        return file.metadata()["backbone"]
 
 
 def joined(package: Path) -> Path:
@@ -93,10 +101,13 @@ def expand(stored: dict) -> dict:
 
 
 def quantize(factor):
-    """A thin matrix of floats (m, n) -> int8 (m, n), and one scale for each of the rank's dimensions, (m, 1) or (1, n), float16."""
+    """Thin matrices of floats (..., m, n) -> int8 (..., m, n), and one scale for each of the rank's dimensions, (..., m, 1) or
+    (..., 1, n), float16.
+    """
     import numpy as np
 
-    scale = (np.abs(factor).max(int(factor.shape[0] < factor.shape[1]), keepdims=True) / 127).astype(np.float16)
+    longer = -1 if factor.shape[-2] < factor.shape[-1] else -2
+    scale = (np.abs(factor).max(longer, keepdims=True) / 127).astype(np.float16)
     steps = np.divide(factor, scale, out=np.zeros(factor.shape, np.float32), where=scale > 0, dtype=np.float32)
     return np.clip(np.rint(steps), -127, 127).astype(np.int8), scale
 

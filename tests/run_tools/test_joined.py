@@ -12,7 +12,9 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from modeling_exhird import ExhirdForCausalLM
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
+from modeling_moesumm import MoeSummForCausalLM
 from run_tools import joined, packaged, pretrained
 from run_tools.errors import UserError
 from run_tools.model_options import PACKAGED_MODELS
@@ -99,6 +101,36 @@ def test_a_packed_model_opens_with_its_backbone_and_computes_what_it_did(package
     assert model.generation_config.use_cache  # without it, generation reads all tokens again for each new one
 
 
+@pytest.mark.parametrize("kind", ["deputies", "adapters"])
+def test_a_model_that_has_its_backbone_as_a_part_is_packed_too(kind, backbone, tmp_path, monkeypatch):
+    if kind == "deputies":
+        options = {"datasets": ["papers", "clinic"], "deputy_intermediate_size": 8, "deputy_init_std": 0.1}
+        model = MoeSummForCausalLM.from_backbone(str(backbone), **options)
+    else:
+        marks = {"separator_token_id": 5, "absent_token_id": 6}
+        model = ExhirdForCausalLM.from_backbone(str(backbone), adapter_rank=4, **marks)
+        for name, parameter in model.named_parameters():
+            if name.endswith("lora_B.weight"):
+                torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(tmp_path / "run")
+    folder = tmp_path / "site" / PACKAGE
+    script(monkeypatch).pack(tmp_path / "run", folder)
+    assert not any(
+        "embed" in name or "mlp.gate_proj.weight" in name for name in load_file(folder / "trained.safetensors")
+    )
+    place = joined.joined(folder)
+    assert os.path.samefile(place / "backbone.safetensors", backbone / "model.safetensors")
+    again = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+    ids, call = torch.arange(60).view(3, 20), {"dataset": "clinic"} if kind == "deputies" else {}
+    with torch.no_grad():
+        expected, found = (one.eval()(ids, **call).logits for one in (model, again))
+        plain = AutoModelForCausalLM.from_pretrained(backbone, dtype=torch.float32)(ids).logits
+    assert type(again) is type(model)
+    assert 0 < (expected - found).norm() < 0.02 * (expected - plain).norm()
+    again.save_pretrained(tmp_path / "saved")
+    assert set(load_of(tmp_path / "saved")) == set(load_of(tmp_path / "run"))
+
+
 def load_of(folder: Path) -> dict:
     from safetensors.torch import load_file
 
@@ -161,12 +193,12 @@ def test_other_changed_weights_cannot_be_packed(mixture, tmp_path, monkeypatch):
         script(monkeypatch).pack(tmp_path / "changed", tmp_path / "package")
 
 
-@pytest.mark.parametrize("shape", [(3, 40), (40, 3)])
-def test_factors_in_8_bits_are_within_half_a_step(shape):
+@pytest.mark.parametrize("shape, scales", [((3, 40), (3, 1)), ((40, 3), (1, 3)), ((2, 3, 40), (2, 3, 1))])
+def test_factors_in_8_bits_are_within_half_a_step(shape, scales):
     factor = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    factor[:, 0] = 0
+    factor[..., 0] = 0
     steps, scale = joined.quantize(factor)
-    assert steps.dtype == np.int8 and scale.shape == ((3, 1) if shape[0] == 3 else (1, 3))
+    assert steps.dtype == np.int8 and scale.shape == scales
     assert (np.abs(steps * scale.astype(np.float32) - factor) <= 0.51 * scale.astype(np.float32) + 1e-7).all()
 
 
