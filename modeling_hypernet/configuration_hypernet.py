@@ -30,7 +30,7 @@ class HypernetConfig(ValidatedConfigMixin, PreTrainedConfig):
             Hidden size of the LSTM that encodes the meta-text; `None` for N_z without a projection.
         normalize_meta_embedding (`bool`, default `True`):
             Whether z is normalised to mean 0 and length 1. Not in the paper; without it z and all generated weights grow in
-            training until gradients explode (benchmarks/LOG.md).
+            training until gradients explode (benchmarks/log/hypernetworks.md).
         meta_dropout (`float`, default 0.0):
             Dropout on z, to reduce overfitting to titles. Not in the paper.
         shared_base_weights (`bool`, default `False`):

@@ -174,7 +174,7 @@ def comparison() -> str:
         "inspec, kp20k, semeval2010, kpcrowd and stackexchange. Styles follow the annotators of a set, not its scores: `authors` for "
         "papers, `phrases` for inspec and duc2001, `words` for kpcrowd, `tags` for stackexchange. The default model is a SEKE: MiniLM-L6, a BiLSTM and "
         f"experts. Trained on inspec alone, {inspec_alone()}. "
-        f"[All scores, and sets left out in training]({DOCS}/keyphrases.md#the-default-model), [every free tool]({DOCS}/keyphrases.md#free-tools).",
+        f"[All scores, and sets left out in training]({DOCS}/keyphrases.md#the-default-model), [every free tool]({DOCS}/keyphrase_results.md#free-tools).",
     ])  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def initialize_copying(model: BartForConditionalGeneration) -> BartForConditiona
     """Adds multiples of the identity to the cross-attention, and uses the same positions in encoder and decoder.
 
     Initially each position of the decoder then attends to the same position of the source and copies its token. With random
-    weights only, small models had not learned to copy after hundreds of steps (benchmarks/LOG.md).
+    weights only, small models had not learned to copy after hundreds of steps (benchmarks/log/summaries.md).
     """
     encoder, decoder = model.model.encoder, model.model.decoder
     encoder.embed_positions.weight.mul_(2)
