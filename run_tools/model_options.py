@@ -51,6 +51,14 @@ PACKAGED_MODELS = {  # models by name -> packages
     "default": "lexperts_seke_minilm",
     "tiny": "lexperts_seke_tiny",
     "lexicon-smollm2": "lexperts_lexicon_smollm2",
+    "moesumm-smollm2": "lexperts_moesumm_smollm2",
+    "exhird-smollm2": "lexperts_exhird_smollm2",
+}
+DEFAULT_MODELS = {  # the one of them that a pipeline opens without a model argument, by task
+    "keyphrase-extraction": "default",
+    "definition-modeling": "lexicon-smollm2",
+    "moe-summarization": "moesumm-smollm2",
+    "keyphrase-generation": "exhird-smollm2",
 }
 
 

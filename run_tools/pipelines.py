@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .model_loading import checked_class
+from .model_options import DEFAULT_MODELS
 from .packaged import DefaultModel
-
-DEFAULTS = {"definition-modeling": "lexicon-smollm2"}  # by task
 
 
 class NoDefaultModel(Mapping):
@@ -29,7 +28,7 @@ class NoDefaultModel(Mapping):
 
 
 def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: str = "text") -> None:
-    """As transformers' `PIPELINE_REGISTRY.register_pipeline`, with the default model of `DEFAULTS`, if any. `pt_model` is an auto
+    """As transformers' `PIPELINE_REGISTRY.register_pipeline`, with the default model of `DEFAULT_MODELS`, if any. `pt_model` is an auto
     class, or a tuple of them, of which the one for a checkpoint's architecture opens it.
     """
     from transformers.pipelines import PIPELINE_REGISTRY
@@ -37,7 +36,7 @@ def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: s
     PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=pt_model, type=type)
     # a new entry, and not arguments of register_pipeline: saved models would record them
     entry = PIPELINE_REGISTRY.supported_tasks[task]
-    default = DefaultModel(DEFAULTS[task]) if task in DEFAULTS else NoDefaultModel(task)
+    default = DefaultModel(DEFAULT_MODELS[task]) if task in DEFAULT_MODELS else NoDefaultModel(task)
     classes = pt_model if isinstance(pt_model, tuple) else (pt_model,)
     changed = {"pt": (checked_class(*classes),), "default": default}
     PIPELINE_REGISTRY.supported_tasks[task] = entry | changed

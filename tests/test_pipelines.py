@@ -11,6 +11,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import lexperts  # noqa: F401
 from run_tools.cards import is_blank, write_model_card
+from run_tools.model_options import DEFAULT_MODELS
 from tests.modeling_exhird.conftest import tiny_exhird, tokenizer_for  # noqa: F401
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.test_hub_contract import make  # noqa: F401
@@ -106,10 +107,7 @@ def test_a_data_set_is_read_as_far_as_its_results_are_used(task, runs):
             run(wrong, **options)
 
 
-WITH_DEFAULT = ("keyphrase-extraction", "definition-modeling")
-
-
-@pytest.mark.parametrize("task", [task for task in PIPELINES if task not in WITH_DEFAULT])
+@pytest.mark.parametrize("task", [task for task in PIPELINES if task not in DEFAULT_MODELS])
 def test_a_task_without_a_default_model_asks_for_one(task):
     with pytest.raises(ValueError, match=rf"{task}.*model="):
         pipeline(task)

@@ -1,23 +1,39 @@
 """The models over SmolLM2 that pipelines open without a model argument, with their real weights."""
 
+import json
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer
 from transformers import pipeline
 from typer.testing import CliRunner
 
 import lexperts  # noqa: F401
+from lexperts.app.writing import DEFINITIONS, PHRASES, SUMMARIES, Writers
 from lexperts.cli.define import app
+from lexperts.cli.keyphrases import app as keyphrases_app
+from lexperts.cli.summarize import summarize as summarize_command
+from run_tools.jsonl import read_lines
 from run_tools.model_options import PACKAGED_MODELS
 from run_tools.packaged import find_packaged
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDED = ("lexperts_smollm2", "lexperts_lexicon_smollm2")
+MODELS = [name for name in PACKAGED_MODELS if name.endswith("-smollm2")]
+NEEDED = ("lexperts_smollm2", *(PACKAGED_MODELS[name] for name in MODELS))
 pytestmark = pytest.mark.skipif(not all(map(find_spec, NEEDED)), reason="the models are not installed: make test does")
 
 RIVER = {"term": "bank", "context": "They sat on the bank of the river."}
 MONEY = {"term": "bank", "context": "The bank refused to lend the company any more money."}
+ABSTRACT = (
+    "Pruning removes weights of a trained network. We find that a few steps of training after each round of pruning recover the accuracy, and "
+    "explain why: the loss stays convex along the removed directions. On three image sets, networks with a tenth of the weights lose nothing."
+)
+QUESTION = {
+    "title": "How can I rotate a log file every night?",
+    "text": "The service cannot be restarted, and the file has 4 GB.",
+}
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +52,69 @@ def test_the_command_needs_no_model(define):
     assert done.exit_code == 0 and done.stdout.splitlines()[-1] == define(RIVER)["definition"]
 
 
-def test_what_is_tracked_is_small_and_the_backbone_is_shared():
-    name = PACKAGED_MODELS["lexicon-smollm2"]
-    assert (ROOT / "models" / "lexicon-smollm2" / name / "trained.safetensors").stat().st_size < 30e6
-    folder = Path(find_packaged("lexicon-smollm2"))
+@pytest.fixture(scope="module")
+def summarize():
+    return pipeline("moe-summarization")
+
+
+@pytest.fixture(scope="module")
+def generate():
+    return pipeline("keyphrase-generation")
+
+
+def test_a_summary_is_shorter_and_depends_on_the_kind_of_text(summarize):
+    datasets = ["papers", "clinic", None]
+    of_papers, of_clinic, plain = (row["summary_text"] for row in summarize([ABSTRACT] * 3, dataset=datasets))
+    assert 3 <= len(of_papers.split()) < len(ABSTRACT.split()) / 2
+    assert len({of_papers, of_clinic, plain}) == 3
+    assert summarize(ABSTRACT, dataset="papers")[0]["summary_text"] == of_papers
+    with pytest.raises(ValueError, match="'news'.*papers.*clinic"):
+        summarize(ABSTRACT, dataset="news")
+
+
+def test_tags_are_not_repeated_and_some_are_not_in_the_text(generate):
+    phrases = generate(QUESTION)
+    names = [phrase["keyphrase"] for phrase in phrases]
+    assert len(set(names)) == len(names) > 1 and not all(phrase["present"] for phrase in phrases)
+    for phrase in phrases:
+        if phrase["present"]:
+            text = QUESTION[phrase["field"]]
+            assert text[phrase["start"] : phrase["end"]].lower() == phrase["keyphrase"].lower()
+    assert generate([QUESTION, {"text": ""}]) == [phrases, []]
+
+
+def test_files_are_read_without_a_model(tmp_path, summarize, generate):
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [{"document": ABSTRACT}, QUESTION]))
+    commands = typer.Typer()
+    commands.command("summarize")(summarize_command)
+    commands.command("define")(lambda: None)  # so that the name of the command is needed
+    given = [str(tmp_path / "in.jsonl"), str(tmp_path / "summaries.jsonl"), "--dataset", "papers"]
+    assert CliRunner().invoke(commands, ["summarize", *given]).exit_code == 0
+    first, second = read_lines(tmp_path / "summaries.jsonl")
+    assert first["summary_text"] == summarize(ABSTRACT, dataset="papers")[0]["summary_text"] and "error" in second
+    given = [str(tmp_path / "in.jsonl"), str(tmp_path / "tags.jsonl"), "--title-column", "title"]
+    assert CliRunner().invoke(keyphrases_app, ["generate", *given]).exit_code == 0
+    found = read_lines(tmp_path / "tags.jsonl")[1]["keyphrases"]
+    assert [phrase["keyphrase"] for phrase in found] == [phrase["keyphrase"] for phrase in generate(QUESTION)]
+
+
+def test_the_app_writes_what_the_pipelines_write(define, summarize, generate):
+    writers = Writers(None, 500)
+    assert writers.tasks == [DEFINITIONS, SUMMARIES, PHRASES] and writers.datasets == ["papers", "clinic"]
+    assert define(RIVER)["definition"] in writers.define(**RIVER)
+    assert "does not contain" in writers.define("sourdough", "<b>Bread</b> rises.")
+    assert escape(summarize(ABSTRACT, dataset="papers")[0]["summary_text"]) in writers.summarize(ABSTRACT, "papers")
+    page = writers.generate(**QUESTION)
+    assert all(escape(phrase["keyphrase"]) in page for phrase in generate(QUESTION))
+    for call in (lambda: writers.define(" ", "a"), lambda: writers.summarize("a" * 501, "papers")):
+        with pytest.raises(ValueError, match="is empty|the limit is 500"):
+            call()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_tracked_is_small_and_the_backbone_is_shared(name):
+    assert (ROOT / "models" / name / PACKAGED_MODELS[name] / "trained.safetensors").stat().st_size < 30e6
+    folder = Path(find_packaged(name))
     assert (folder / "backbone.safetensors").stat().st_nlink > 1 and not (folder / "model.safetensors").exists()
 
 

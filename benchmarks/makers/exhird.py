@@ -51,3 +51,38 @@ def exhird_quality() -> str:
         lines += of_systems(partial(scores, part=part))
     lines += ["Repeats in per cent of all generated phrases, without exclusion and with it:", "", *of_systems(repeats)]
     return page(lines[:-1], record, "exhird_quality.py --data PATH --work FOLDER")
+
+
+OVER_SMOLLM2 = {
+    "default": "the default model, as installed",
+    "decoder": "SmolLM2, trained here by the same recipe",
+    "warm start, MiniLM-L6": "warm start from MiniLM-L6, the same rows",
+    "BiGRU": "BiGRU, the same rows",
+    "extractor": "the default model of extraction, style `tags`",
+}
+WINDOWS = {"extracted": "", "none": "no exclusion", "1": "window 1", "4": "window 4", "all": "all preceding phrases"}
+
+
+def exhird_smollm2() -> str:
+    """The generator over SmolLM2 and what it is compared with, with each window of exclusion."""
+    record = load("exhird_smollm2")
+    order = list(OVER_SMOLLM2)
+    rows = []
+    for row in sorted(record["results"], key=lambda row: (row["set"], order.index(row["system"]))):
+        for window, scores in row["scores"].items():
+            cells = []
+            for part in ("present", "absent"):
+                for cut in ("5", "M"):
+                    value, low, high = (100 * x for x in scores[f"{part} F1@{cut}"])
+                    cells.append(f"{value:.1f} [{low:.1f}, {high:.1f}]")
+            repeats = f"{100 * scores['repeats']:.1f}"
+            rows.append(
+                (row["set"], OVER_SMOLLM2[row["system"]], WINDOWS[window], *cells, f"{scores['phrases']:.1f}", repeats)
+            )
+    head = ("", "", "exclusion", "present F1@5", "present F1@M", "absent F1@5", "absent F1@M", "phrases", "repeats")
+    documents = max(scores["documents"] for row in record["results"] for scores in row["scores"].values())
+    title = (
+        f"{documents:,} test documents of each set, in per cent by the convention `exhird`, with 95% intervals over documents; phrases of a "
+        "document, and the share of phrases that repeat an earlier one:"
+    )
+    return page([title, "", *table(head, rows)], record, "exhird_smollm2.py --data PATH --work FOLDER")

@@ -84,3 +84,43 @@ def quality(name: str, difference: str, command: str) -> str:
         "per cent interval over documents, and in how many runs it has this sign:"
     )
     return page([title, "", *table(("", *settings), rows)], record, command).removesuffix("`")
+
+
+OVER_SMOLLM2 = {
+    "default": "the default model, as installed",
+    "prompted": "SmolLM2-135M-Instruct, asked in a conversation",
+    "deputies": "MoeSumm, only deputies trained",
+    "moesumm": "MoeSumm, all weights trained",
+    "no_margin": "the same without the margin loss",
+    "flat_moe": "FlatMoE",
+    "mix": "SmolLM2, trained on the mix",
+    "single": "SmolLM2, one model per data set",
+    "lora": "LoRA, one per data set",
+}
+
+
+def moesumm_smollm2() -> str:
+    """Systems over SmolLM2 in all settings: ROUGE-L of each data set, and the difference from the dense model."""
+    record = load("moesumm_smollm2")
+    lines = []
+    for result in record["results"]:
+        sets = dict.fromkeys(row["data set"] for row in result["scores"])
+        sets.pop("mean of all", None)
+        scores = {(row["system"], row["data set"]): row for row in result["scores"]}
+        tests = {(row["system"], row["data set"]): row for row in result.get("tests", [])}
+        rows = []
+        for system in dict.fromkeys(row["system"] for row in result["scores"]):
+            cells = []
+            for name in sets:
+                row, test = scores.get((system, name)), tests.get((system, name))
+                less = f" ({test['difference']:+.1f} [{test['low']:+.1f}, {test['high']:+.1f}])" if test else ""
+                cells.append(f"{row['R-1']:.1f} / {row['R-2']:.1f} / {row['R-L']:.1f}{less}" if row else "")
+            rows.append((OVER_SMOLLM2[system], *cells))
+        lines += ["", *table((result["setting"], *sets), rows)]
+    title = "ROUGE-1 / -2 / -L of greedy summaries of test rows (F1 of stemmed words, in per cent)"
+    if any(result.get("tests") for result in record["results"]):
+        title += "; in brackets the difference of their mean from SmolLM2 trained on the mix, with its 95% interval over documents"
+    settings = record["settings"]
+    command = f"moesumm_smollm2.py --data PATH --work FOLDER --systems {' '.join(settings['systems'])}"
+    command += "".join(f" --{name} {settings[name]}" for name in ("rows", "test_rows") if settings[name])
+    return page([f"{title}:", *lines], record, command)

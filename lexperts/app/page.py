@@ -14,6 +14,7 @@ from .mixtures import MAX_CHARACTERS, Mixture, routing_html
 from .reading import FLOOR, Reader
 from .samples import ROUTED, SAMPLES
 from .settings import AppSettings
+from .writing import Writers
 from .yake_reader import INSTALL, is_installed, read_by_yake
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -21,6 +22,8 @@ try:
     import gradio as gr
 except ImportError as error:
     raise ImportError("The app needs Gradio. Install it with: pip install lexperts[app]") from error
+
+from .writing_tabs import writing_tabs
 
 TITLE = "Lexperts: keyphrases"
 ANY_STYLE = "any"
@@ -62,6 +65,7 @@ def build_page(settings: AppSettings, reader: Reader | None = None, mixture: Mix
             text_tab(page, settings, reader)
         with gr.Tab("Many documents"):
             batch_tab(settings, reader)
+        writing_tabs(Writers(settings.device, settings.max_characters))
         if mixture is not None:
             with gr.Tab("Mixture"):
                 routing_tab(page, mixture)

@@ -15,4 +15,9 @@ SAMPLES = {
         "a piece of dough until light shines through it, which is called the windowpane test."
     ),
 }
+TERM, CONTEXT = "current", "The current in the wire is measured in amperes."
+QUESTION = {
+    "title": "How can I rotate a log file every night?",
+    "text": "A service writes to one file, which has grown to 4 GB. It must not be restarted, and the old files should be compressed.",
+}
 ROUTED = "The court finds that the patient presents with a fever."

@@ -43,11 +43,11 @@ def term(
         from run_tools.model_loading import open_pipeline
         from run_tools.packaged import locate_model
 
-        from ..recipes.lexicon.define_file import DEFAULT
+        from ..recipes.lexicon.define_file import TASK
 
         check_local("local", device, model=model)
         set_seed(seed)
-        define = open_pipeline("definition-modeling", locate_model(model, DEFAULT), device=device)
+        define = open_pipeline(TASK, locate_model(model, TASK), device=device)
         samples = max(best_of, 8, num_definitions) if num_definitions > 1 else best_of
         found = define({"term": term, "context": context}, best_of=samples, num_definitions=num_definitions)
         results = found if isinstance(found, list) else [found]

@@ -10,7 +10,12 @@ from .corpus_options import CorpusRun, corpus_command
 @corpus_command(columns=True)
 def generate(
     run: CorpusRun,
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a keyphrase generator.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model", "-m", help="Folder or Hub id of a keyphrase generator; by default lexperts-exhird-smollm2."
+        ),
+    ] = None,
     num_keyphrases: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of keyphrases per document; by default all.")
     ] = None,
@@ -30,6 +35,7 @@ def generate(
 
     \b
     Example:
+      lexperts keyphrases generate questions.jsonl tags.jsonl
       lexperts keyphrases generate documents.jsonl keyphrases.jsonl --model runs/keyphrases
     """
     from ..recipes.exhird.generate_file import GenerationProcess

@@ -28,7 +28,10 @@ def parse_length(value: str | None) -> int | float | None:
 @corpus_command(block_size=64)
 def summarize(
     run: CorpusRun,
-    model: Annotated[str, typer.Option("--model", "-m", help="Folder or Hub id of a summariser.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Folder or Hub id of a summariser; by default lexperts-moesumm-smollm2."),
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset that the documents resemble.")] = None,
     text_column: Annotated[str, typer.Option(help="Column of the documents.")] = "document",
     dataset_column: Annotated[str | None, typer.Option(help="Column of the documents' datasets.")] = None,
@@ -48,6 +51,7 @@ def summarize(
     Each row of OUT is that of SOURCE with "summary_text", or with "error" if it has no text.
 
     \b
+    lexperts summarize abstracts.jsonl summaries.jsonl --dataset papers
     lexperts summarize articles.jsonl summaries.jsonl --model runs/moesumm --dataset news --max-length 60
     """
     from ..recipes.moesumm.batch_summaries import SummaryProcess

@@ -7,6 +7,7 @@ from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import describe_model, hash_tokenizer
 from run_tools.model_loading import open_config, open_pipeline
 from run_tools.model_options import describe_load_errors, parse_device
+from run_tools.packaged import locate_model
 from run_tools.processes import prepare_process
 
 FIELDS = {
@@ -17,6 +18,7 @@ FIELDS = {
     "end": "int64",
     "field": "string",
 }
+TASK = "keyphrase-generation"
 MODEL_TYPES = ("exhird", "exhird_causal")  # keyphrase generators
 SORT_WINDOW = 16  # batches that are sorted by length together, and counted as progress together
 
@@ -26,14 +28,14 @@ class GenerationProcess:
     """Generates keyphrases of rows; see `run_tools.corpus.block_runs.Process`.
 
     Args:
-        model: folder or Hub id of a keyphrase generator.
+        model: folder or Hub id of a keyphrase generator; by default the packaged one.
         text_column, title_column: columns of the texts, and of the titles or `None`.
         batch_size: documents per batch.
         device: by default an accelerator if there is one.
         options: of the pipeline keyphrase-generation, such as `num_keyphrases` and `num_beams`.
     """
 
-    model: str
+    model: str | None
     text_column: str
     title_column: str | None
     batch_size: int
@@ -50,18 +52,19 @@ class GenerationProcess:
 
         device = parse_device(self.device)
         prepare_process()
-        with describe_load_errors("--model", self.model):
-            kind = open_config(self.model).model_type
+        name = locate_model(self.model, TASK)
+        with describe_load_errors("--model", name):
+            kind = open_config(name).model_type
         if kind not in MODEL_TYPES:
             raise ValueError(
-                f"--model {self.model!r} is a {kind} model, which generates no keyphrases. Train one with `lexperts train "
+                f"--model {name!r} is a {kind} model, which generates no keyphrases. Train one with `lexperts train "
                 "exhird`, or use `lexperts keyphrases extract`."
             )
-        with describe_load_errors("--model", self.model):
-            self.generate = open_pipeline("keyphrase-generation", self.model, device=device)
+        with describe_load_errors("--model", name):
+            self.generate = open_pipeline(TASK, name, device=device)
         model, tokenizer = self.generate.model, self.generate.tokenizer
         self.generate("Keyphrases.", batch_size=self.batch_size, **self.options)
-        identity = describe_model(model, tokenizer, str(self.model))
+        identity = describe_model(model, tokenizer, name)
         if (subwords := getattr(tokenizer, "subword_tokenizer", None)) is not None:
             identity["tokenizer"]["sha256"] += hash_tokenizer(subwords)
         columns = {"text_column": self.text_column, "title_column": self.title_column}

@@ -8,7 +8,7 @@ from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import fingerprint
 from run_tools.processes import prepare_process
 
-DEFAULT = "lexicon-smollm2"  # of `run_tools.packaged`
+TASK = "definition-modeling"
 
 
 @dataclass
@@ -16,7 +16,7 @@ class DefinitionProcess:
     """Defines terms in context; see `run_tools.corpus.block_runs.Process`.
 
     Args:
-        model, reward_model: folders or Hub ids; by default the model of `DEFAULT`, and none.
+        model, reward_model: folders or Hub ids; by default the packaged model, and none.
         seed: of sampling. Each block has its own seed, so that samples do not depend on interruptions.
         options: of the pipeline definition-modeling.
     """
@@ -34,8 +34,8 @@ class DefinitionProcess:
         from run_tools.packaged import locate_model
 
         prepare_process()
-        model = locate_model(self.model, DEFAULT)
-        self.define = open_pipeline("definition-modeling", model, device=self.device, batch_size=self.batch_size)
+        model = locate_model(self.model, TASK)
+        self.define = open_pipeline(TASK, model, device=self.device, batch_size=self.batch_size)
         self.call_options = dict(self.options)
         if self.reward_model:
             from transformers import AutoModelForSequenceClassification

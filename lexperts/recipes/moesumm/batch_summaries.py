@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import fingerprint
 from run_tools.model_options import open_with_tokenizer, parse_device
+from run_tools.packaged import locate_model
 from run_tools.processes import prepare_process
 
 
@@ -13,14 +14,14 @@ class SummaryProcess:
     """Summarises rows; see `run_tools.corpus.block_runs.Process`.
 
     Args:
-        model: folder or Hub id of a summariser.
+        model: folder or Hub id of a summariser; by default the packaged one.
         text_column: the column of documents.
         dataset: of all documents, `None` for none; or `dataset_column`, that of each.
         device: by default an accelerator if there is one.
         options: of `Summarizer`, such as `max_length` and `num_beams`.
     """
 
-    model: str
+    model: str | None
     text_column: str
     dataset: str | None
     dataset_column: str | None
@@ -36,11 +37,12 @@ class SummaryProcess:
 
         device = parse_device(self.device)
         prepare_process()
-        model, tokenizer = open_with_tokenizer("--model", auto_class("--model", self.model), self.model)
+        name = locate_model(self.model, "moe-summarization")
+        model, tokenizer = open_with_tokenizer("--model", auto_class("--model", name), name)
         self.summarize = Summarizer(model.to(device), tokenizer, batch_size=self.batch_size, **self.options)
         self.summarize.dataset_names([self.dataset], 1)
         names = ("dataset", "dataset_column", "batch_size")
-        return {**self.options, "model": fingerprint(self.model), **{name: getattr(self, name) for name in names}}
+        return {**self.options, "model": fingerprint(name), **{name: getattr(self, name) for name in names}}
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
         """`summary_text`, or `error`, of each row."""

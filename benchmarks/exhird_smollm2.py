@@ -1,0 +1,149 @@
+"""Keyphrases that the text does not contain: ExHiRD over SmolLM2 against its GRU and a warm start on the same rows, and an extractor.
+
+    pip install ./models/smollm2 ./models/exhird-smollm2
+    python benchmarks/exhird_smollm2.py --data PATH --work FOLDER --systems default extractor     # as installed
+    python benchmarks/exhird_smollm2.py --data PATH --work FOLDER                                 # hours on two cores
+
+All systems but `extractor`, the default model of extraction with its style `tags`, are trained on the training rows of one set: `default` is the
+packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained here. Scores are those of ExHiRD's
+convention on whole test splits, with 95% intervals (bootstrap over documents); `none`, 1, 4 and `all` are windows of exclusion.
+"""
+
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from by_document import f1_of_means
+from common import Record, make_parser, run_lexperts, run_once
+from exhird_quality import SHARED
+from exhird_quality import SYSTEMS as TRAINED
+from keyphrase_sets import data_file
+
+from keyphrase_tools.metrics import keyphrase_f1_by_document
+from keyphrase_tools.phrase_lists import read_labelled
+from keyphrase_tools.words import stem_phrase
+from lexperts.recipes.common.bootstrap import bootstrap_means, confidence_interval
+from modeling_exhird.data_exhird import clean_keyphrases
+from modeling_exhird.tokenization_exhird import split_document
+
+SETS = {"stackexchange": {"num_train_epochs": 2}, "kp20k_sample": {"num_train_epochs": 4}}
+GENERATOR, EXTRACTOR, DECODER = "default", "extractor", "decoder"
+SYSTEMS = (GENERATOR, EXTRACTOR, DECODER, "BiGRU", "warm start, MiniLM-L6")
+WINDOWS = {"none": 0, "1": 1, "4": 4, "all": -1}
+CUTS = (5, "M")
+
+
+def extract(options, name: str, output: Path) -> None:
+    """What the default model of extraction finds, in the file that `lexperts evaluate exhird` would write."""
+    from transformers import pipeline
+
+    import lexperts  # noqa: F401
+
+    rows = read_labelled(data_file(options.data, name, "test"), hint="")[: options.rows]
+    found = pipeline("keyphrase-extraction")(
+        [{"title": row.get("title"), "text": row["text"]} for row in rows], style="tags", batch_size=32
+    )
+    lines = (
+        {
+            **row,
+            "generated": [
+                " ".join(words) for words in clean_keyphrases([p["keyphrase"] for p in phrases], max_words=None)
+            ],
+        }
+        for row, phrases in zip(rows, found, strict=True)
+    )
+    output.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def train(options, system: str, name: str, seed: int) -> str:
+    """Trains a system on a set -> its folder."""
+    if system == GENERATOR:
+        return "exhird-smollm2"
+    folder = options.work / f"{system.replace(' ', '-').replace(',', '')}-{name}-{seed}"
+    files = {f"{split}_files": data_file(options.data, name, split) for split in ("train", "validation")}
+    run = {"threads": options.threads, "overwrite": options.overwrite}
+    if system == DECODER:
+        given = files | SETS[name] | {"seed": seed, "use_cpu": not options.gpu, "show": 0}
+        run_once("train", "exhird", "smollm2_cpu", output=folder, done="model.safetensors", options=given, **run)
+        return str(folder)
+    settings = TRAINED[system]
+    warm = {"backbone": "minilm"} if settings["encoder_type"] == "pretrained" else {}
+    data = options.work / f"data-{name}{'-minilm' if warm else ''}"
+    run_once("train", "exhird-data", output=data, done="validation", options=files | warm, **run)
+    given = SHARED | settings | {"data": data, "seed": seed, "use_cpu": not options.gpu}
+    run_once("train", "exhird", output=folder, done="model.safetensors", options=given, **run)
+    return str(folder)
+
+
+def scores_of(path: Path, data: Path) -> dict:
+    """The scores of a file of generated phrases, with intervals."""
+    generated = [json.loads(line)["generated"] for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = read_labelled(data, hint="")[: len(generated)]
+    gold = [[" ".join(words) for words in clean_keyphrases(row["keyphrases"], max_words=None)] for row in rows]
+    sources = [" ".join(word for word, _ in split_document(row["text"], row.get("title"))) for row in rows]
+    by_part = keyphrase_f1_by_document(generated, gold, convention="exhird", sources=sources, k=CUTS)
+    result: dict = {"documents": len(rows), "phrases": float(np.mean([len(row) for row in generated]))}
+    for part in ("present", "absent"):
+        for cut in CUTS:
+            columns = [[row[f"{kind}@{cut}"] for kind in ("precision", "recall")] for row in by_part[part]]
+            values = np.array(columns, dtype=float)  # (n, 2)
+            low, high = confidence_interval(f1_of_means(bootstrap_means(values)))
+            result[f"{part} F1@{cut}"] = [float(f1_of_means(values.mean(0))), low, high]
+    stems = [[stem_phrase(phrase) for phrase in row] for row in generated]
+    total = sum(map(len, stems))
+    return result | {"repeats": 1 - sum(len(set(row)) for row in stems) / total if total else 0.0}
+
+
+def measure(options, system: str, set: str, seed: int) -> dict:
+    """One system on one set, with each window of exclusion."""
+    test, results = data_file(options.data, set, "test"), {}
+    model = None if system == EXTRACTOR else train(options, system, set, seed)
+    folder = options.work / "generated"
+    folder.mkdir(parents=True, exist_ok=True)
+    for window in WINDOWS if model else ["extracted"]:
+        output = folder / f"{system.replace(' ', '-').replace(',', '')}-{set}-{seed}-{window}"
+        path, start = output / f"{set}.jsonl", time.perf_counter()
+        if model is None:
+            output.mkdir(exist_ok=True)
+            extract(options, set, path)
+        elif not path.exists():
+            given = {
+                "model": model,
+                "test_files": f"{set}={test}",
+                "exclusion_window": WINDOWS[window],
+                "output_dir": output,
+            }
+            given |= {"max_rows": options.rows} if options.rows else {}
+            run_lexperts("evaluate", "exhird", log=output.with_suffix(".log"), threads=options.threads, **given)
+        results[window] = scores_of(path, test) | {"seconds": time.perf_counter() - start}
+        print(system, set, window, {name: value for name, value in results[window].items() if "F1" in name}, flush=True)
+    return {"system": system, "set": set, "seed": seed, "scores": results}
+
+
+def main():
+    """Runs what is missing in the results."""
+    parser = make_parser(__doc__, "exhird_smollm2", "keyphrases/", work=True)
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--sets", nargs="+", choices=tuple(SETS), default=["stackexchange"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--rows", type=int, help="number of test documents of each set; by default all")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process")
+    parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
+    options = parser.parse_args()
+    settings = {"shared": SHARED, "sets": SETS, "rows": options.rows, "gpu": options.gpu}
+    settings["data"] = {name: data_file(options.data, name, "test") for name in SETS}
+    record = Record(options.name, overwrite=options.overwrite, **settings)
+    keys = [
+        {"system": system, "set": name, "seed": seed}
+        for seed in options.seeds
+        for name in options.sets
+        for system in options.systems
+        if system != GENERATOR or name == "stackexchange"
+    ]
+    record.complete(partial(measure, options), keys, options.jobs)
+
+
+if __name__ == "__main__":
+    main()

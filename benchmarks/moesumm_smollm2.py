@@ -1,0 +1,225 @@
+"""Does expertise separation help a real Llama? MoeSumm over SmolLM2 in domain, zero-shot and few-shot, against dense models and LoRA.
+
+    pip install ./models/smollm2 ./models/moesumm-smollm2
+    python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --systems default prompted     # as installed: minutes
+    python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --rows 400 --test_rows 100     # hours on two cores
+    python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --gpu --seeds 42 84 21         # on a GPU
+
+All systems read the same rows once, in the recipe's way (`smollm2_cpu.yml`); only the weights that are trained and their learning rate
+differ. `deputies` is MoeSumm with an unchanged main expert, as the default model; `moesumm` trains the main expert, too, as the paper;
+`no_margin` is the latter without the margin loss; `mix` the backbone on all sets, `single` and `lora` one model per set; `flat_moe` has experts
+of full size and no main expert. `prompted` is SmolLM2-135M-Instruct without training, asked in a conversation. Zero-shot is
+on sets that none was trained on, by the main expert alone; few-shot trains deputies and selectors, or all weights of a backbone,
+on a few of their rows. Greedy summaries. Intervals of differences are bootstrapped over documents.
+"""
+
+import glob
+import json
+from functools import partial
+from pathlib import Path
+
+from common import make_parser, run_lexperts, run_once, write
+
+from run_tools.packaged import find_packaged
+
+IN_DOMAIN = {"papers": "scitldr", "clinic": "mts_dialog"}
+OTHERS = {"mail": "aeslc", "news": "inshorts_news"}  # with --all_sets also in domain
+NEW = {"dialogues": "samsum", "radiology": "radiology_indiana"}  # for zero-shot and few-shot
+DEFAULT, PROMPTED, BASELINE = "default", "prompted", "mix"
+ALL = {"train": "all", "learning_rate": 1e-4}
+SYSTEMS = {
+    "deputies": {"train": "deputies", "learning_rate": 1e-3},
+    "moesumm": ALL | {"deputy_lr_factor": 10},
+    "no_margin": ALL | {"deputy_lr_factor": 10, "variant": "no_margin"},
+    "flat_moe": ALL | {"variant": "flat_moe"},
+    "mix": ALL | {"variant": "backbone"},
+    "single": ALL | {"variant": "backbone"},
+    "lora": {"train": "all", "variant": "backbone", "lora_r": 16, "learning_rate": 1e-3},
+}
+PER_SET = ("single", "lora")
+FEW = {"deputies": {"learning_rate": 1e-3}, "moesumm": {"learning_rate": 1e-3}, "mix": {"learning_rate": 1e-4}}
+GENERATION = {"summary_length": 96, "num_beams": 1, "generation_batch_size": 16}
+REQUESTS = {
+    "papers": "Summarize this abstract in one sentence.",
+    "clinic": "Write the note of the doctor for this conversation.",
+    "mail": "Write the subject line of this mail.",
+    "news": "Summarize this article in 60 words.",
+    "dialogues": "Summarize this conversation in one or two sentences.",
+    "radiology": "Write the impression for these findings.",
+}
+
+
+def file_of(options, name: str, split: str) -> Path:
+    """The rows of a set; where there is no split for training, validation is used."""
+    folder = options.data / "summarization" / (IN_DOMAIN | OTHERS | NEW)[name]
+    return folder / f"{split}.jsonl" if (folder / f"{split}.jsonl").exists() else folder / "validation.jsonl"
+
+
+def folders(options) -> dict[str, Path]:
+    """Folders with the first rows of each set: as many as were asked for, for training and for tests."""
+    found = {}
+    for name in IN_DOMAIN | OTHERS | NEW:
+        found[name] = options.work / "data" / name
+        found[name].mkdir(parents=True, exist_ok=True)
+        for split, count in (("train", options.rows), ("test", options.test_rows)):
+            rows = file_of(options, name, split).read_text(encoding="utf-8").splitlines(keepends=True)
+            (found[name] / f"{split}.jsonl").write_text("".join(rows[:count]), encoding="utf-8")
+    return found
+
+
+def train(options, sets: dict[str, Path], system: str, seed: int) -> dict[str, Path]:
+    """Trains a system -> for each set of its domain the folder of the model."""
+    given = SYSTEMS[system] | {"seed": seed, "eval_strategy": "no", "save_strategy": "no", "use_cpu": not options.gpu}
+    parts = [[name] for name in options.in_domain] if system in PER_SET else [options.in_domain]
+    models = {}
+    for part in parts:
+        folder = options.work / "models" / "-".join([system, *(part if system in PER_SET else []), str(seed)])
+        places = {name: sets[name] for name in part}
+        settings = given | {"datasets": [f"{name}={place}" for name, place in places.items()]}
+        run = {"output": folder, "done": "log.json", "options": settings, "datasets": places}
+        run_once("train", "moesumm", "smollm2_cpu", threads=options.threads, overwrite=options.overwrite, **run)
+        models |= dict.fromkeys(part, folder)
+    return models
+
+
+def summarize(options, models: dict[str, Path], sets: dict[str, Path], folder: Path, **more) -> None:
+    """The summaries of the test rows of each set, by the model for it, as FOLDER/x/SET.jsonl."""
+    for model in set(models.values()):
+        names = [name for name, own in models.items() if own == model]
+        settings = {"systems": f"x={model}", "datasets": [f"{name}={sets[name]}" for name in names]} | GENERATION | more
+        run = {"output": folder, "done": [f"x/{name}.jsonl" for name in names], "options": settings}
+        compared = {"systems": model, "datasets": {name: sets[name] for name in names}}
+        run["output"] = folder if len(set(models.values())) == 1 else folder / names[0]
+        run_once("evaluate", "moesumm", threads=options.threads, overwrite=options.overwrite, **run, **compared)
+        for name in names:
+            (folder / "x").mkdir(exist_ok=True)
+            source = run["output"] / "x" / f"{name}.jsonl"
+            (folder / "x" / f"{name}.jsonl").write_bytes(source.read_bytes())
+
+
+def prompt(options, sets: dict[str, Path], folder: Path) -> None:
+    """The summaries of SmolLM2-135M-Instruct, asked in a conversation; at most the first 1,500 tokens of a text."""
+    import torch
+    from tqdm import tqdm
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from run_tools.pretrained import unpacked
+
+    place = unpacked("smollm2")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(place, dtype="auto"), AutoTokenizer.from_pretrained(place)
+    model.to("cuda" if options.gpu else "cpu").eval()
+    tokenizer.padding_side = "left"
+    for name, data in sets.items():
+        output = folder / "x" / f"{name}.jsonl"
+        if output.exists():
+            continue
+        rows = [json.loads(line) for line in (data / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+        texts = [tokenizer.decode(tokenizer(row["document"])["input_ids"][:1500]) for row in rows]
+        asked = [[{"role": "user", "content": f"{REQUESTS[name]}\n\n{text}"}] for text in texts]
+        prompts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in asked]
+        order, answers = sorted(range(len(rows)), key=lambda i: len(prompts[i])), [""] * len(rows)
+        for start in tqdm(range(0, len(rows), 16), desc=f"prompted, {name}"):
+            chosen = order[start : start + 16]
+            batch = tokenizer([prompts[i] for i in chosen], return_tensors="pt", padding=True, add_special_tokens=False)
+            with torch.inference_mode():
+                ids = model.generate(**batch.to(model.device), max_new_tokens=96, do_sample=False)
+            found = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+            for i, answer in zip(chosen, found, strict=True):
+                answers[i] = answer.strip()
+        output.parent.mkdir(parents=True, exist_ok=True)
+        lines = (
+            json.dumps({"summary": row["summary"], "prediction": one}) for row, one in zip(rows, answers, strict=True)
+        )
+        output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def adapt(options, sets: dict[str, Path], system: str, seed: int, rows: int) -> None:
+    """Few-shot: a system after training on a few rows of each new set, and its summaries."""
+    model, folder = (
+        options.work / "models" / f"{system}-{seed}",
+        options.work / "summaries" / f"few_{rows}" / f"{system}-{seed}",
+    )
+    new = {name: sets[name] for name in NEW}
+    settings = FEW[system] | GENERATION | {
+        "setting": "few_shot", "model_name_or_path": model, "train": "all", "few_shot_rows": rows, "draws": options.draws,
+        "datasets": [f"{name}={place}" for name, place in new.items()], "seed": seed, "use_cpu": not options.gpu,
+        "num_train_epochs": 5, "train_sampling_strategy": "random",
+    }  # fmt: skip
+    done = [f"draw_{draw}/{name}-{rows}.jsonl" for name in NEW for draw in range(options.draws)]
+    run = {"output": folder, "done": done, "options": settings, "datasets": new, "model_name_or_path": model}
+    run_once("train", "moesumm", "smollm2_cpu", threads=options.threads, overwrite=options.overwrite, **run)
+
+
+def run_system(options, sets: dict[str, Path], system: str, seed: int) -> None:
+    """Trains and tests a system in all settings."""
+    summaries, own = options.work / "summaries", {name: sets[name] for name in options.in_domain}
+    new = {name: sets[name] for name in NEW}
+    name = f"{system}-{seed}"
+    if system == PROMPTED:
+        prompt(options, own, summaries / "in_domain" / name)
+        prompt(options, new, summaries / "zero_shot" / name)
+        return
+    models = (
+        dict.fromkeys(own, Path(find_packaged("moesumm-smollm2")))
+        if system == DEFAULT
+        else train(options, sets, system, seed)
+    )
+    summarize(options, models, own, summaries / "in_domain" / name)
+    if system not in (*PER_SET, DEFAULT):
+        model = next(iter(models.values()))
+        summarize(options, dict.fromkeys(new, model), new, summaries / "zero_shot" / name, zero_shot=True)
+    for rows in options.few_rows if system in FEW else []:
+        adapt(options, sets, system, seed, rows)
+
+
+def score(options) -> list[dict]:
+    """The table of each setting, with the differences from the baseline where it was run."""
+    settings = {"in domain": ("in_domain", "*/x"), "zero-shot": ("zero_shot", "*/x")}
+    settings |= {f"few-shot, {rows} rows": (f"few_{rows}", "*/draw_*") for rows in options.few_rows}
+    results = []
+    for setting, (folder, runs) in settings.items():
+        patterns = {name: options.work / "summaries" / folder / f"{name}-{runs}" for name in (*options.systems,)}
+        systems = {name: f"{name}={pattern}" for name, pattern in patterns.items() if glob.glob(str(pattern))}
+        if not systems:
+            continue
+        output = options.work / "scores" / setting
+        given = {"systems": list(systems.values()), "output_dir": output}
+        given |= {"baseline": BASELINE} if BASELINE in systems else {}
+        run_lexperts("evaluate", "moesumm", log=options.work / "scores.log", threads=options.threads, **given)
+        print(f"\n{setting}\n\n{(output / 'scores.md').read_text(encoding='utf-8')}", flush=True)
+        results.append({"setting": setting, **json.loads((output / "scores.json").read_text(encoding="utf-8"))})
+    return results
+
+
+def main():
+    """Runs what is missing in the work folder, and writes the scores."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    parser = make_parser(__doc__, "moesumm_smollm2", "summarization/", work=True)
+    names = (DEFAULT, PROMPTED, *SYSTEMS)
+    parser.add_argument("--systems", nargs="+", choices=names, default=list(names))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--all_sets", action="store_true", help="mail and news in domain, too")
+    parser.add_argument("--rows", type=int, help="training rows of each set; by default all")
+    parser.add_argument("--test_rows", type=int, help="test rows of each set; by default all")
+    parser.add_argument("--few_rows", type=int, nargs="*", default=[10, 100], help="rows for few-shot")
+    parser.add_argument("--draws", type=int, default=1, help="samples of rows for few-shot")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process")
+    parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
+    options = parser.parse_args()
+    options.in_domain = list(IN_DOMAIN | (OTHERS if options.all_sets else {}))
+    sets = folders(options)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        pairs = [(system, options.seeds[0]) for system in options.systems if system in (DEFAULT, PROMPTED)]
+        pairs += [(system, seed) for seed in options.seeds for system in options.systems if system in SYSTEMS]
+        for run in [pool.submit(partial(run_system, options, sets), *pair) for pair in pairs]:
+            run.result()
+    settings = {
+        name: getattr(options, name)
+        for name in ("systems", "seeds", "rows", "test_rows", "few_rows", "draws", "in_domain")
+    }
+    write(options.name, score(options), **settings, training=SYSTEMS, few_training=FEW, writing=GENERATION)
+
+
+if __name__ == "__main__":
+    main()
