@@ -5,7 +5,7 @@
     python .ci/release_check.py --only newest         # the wheel with the versions of constraints.txt
     python .ci/release_check.py --only oldest --torch 2.13.0     # the lower bounds of setup.cfg, but this torch
     python .ci/release_check.py --only bounds         # print those lower bounds as constraints
-    python .ci/release_check.py --tag v0.1.0          # everything, and the tag agrees with setup.cfg and CHANGELOG.md
+    python .ci/release_check.py --tag v0.2.0          # everything, and the tag agrees with setup.cfg and CHANGELOG.md
 
 The environments are folders of build/release, made again each time. `make release-check` runs this.
 """
@@ -150,7 +150,7 @@ def main() -> None:
         "--only", choices=("dist", "newest", "oldest", "bounds"), help="by default dist, newest, oldest"
     )
     parser.add_argument("--torch", help="the torch of `oldest` and `bounds`, instead of the lower bound")
-    parser.add_argument("--tag", help="the tag of the release, such as v0.1.0")
+    parser.add_argument("--tag", help="the tag of the release, such as v0.2.0")
     args = parser.parse_args()
     bounds = lower_bounds(args.torch)
     if args.only == "bounds":

@@ -55,6 +55,8 @@ MAKERS = {
     "table:merge_means": merging.merge_means,
     "table:modular_experts": modular.modular_experts,
     "table:modular_losses": modular.losses,
+    "result:kept": modular.kept,
+    "result:headline": lite.headline,
     "result:modular_findings": modular.findings,
     "table:lexicon_quality": definitions.lexicon_quality,
     "table:lexicon_quality_medium": definitions.lexicon_quality_medium,

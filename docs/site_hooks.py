@@ -18,7 +18,7 @@ DEMO = ROOT / "build" / "demo"  # see docs/demo/assemble.py
 REPOSITORY = "https://github.com/lexperts/lexperts/blob/main/"
 LINK = re.compile(r"\]\((?P<path>(?:\.\./)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 COMMANDS = "<!-- commands -->"
-ALONE = ("index.md", "getting_started.md", "how_tos.md", "concepts.md", "results.md")  # tabs of one page
+ALONE = ("index.md", "getting_started.md")  # tabs of one page
 FIGURE = re.compile(r"!\[[^\]]*\]\((images/(?:seke|exhird|hypernetwork|moesumm|lexicon)\.svg)\)")
 
 

@@ -58,7 +58,8 @@ def main():
             print_phrases(f"  {row['title']}", phrases, 4)
     print(f"\nextracted in {time.perf_counter() - start:.1f} s")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    page = render_page(list(texts.values()), list(results.values()), list(texts))
+    headline = "Keyphrases that lexperts has found"
+    page = render_page(list(texts.values()), list(results.values()), list(texts), headline)
     options.output.write_text(page, encoding="utf-8")
     print(f"open {options.output.resolve().as_uri()} to see them in the texts")
 

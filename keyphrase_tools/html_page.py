@@ -16,8 +16,16 @@ PAGE = """<!DOCTYPE html>
 </style>
 </head>
 <body>
+<header>
 <h1>{title}</h1>
+Each list has the best keyphrases of a text and their scores; in the text they are marked, the stronger the better.
+</header>
 {body}
+<footer>
+<h2>Next</h2>
+Your own texts: <code>lexperts keyphrases show article.txt</code>. Many documents: <code>lexperts keyphrases extract documents.jsonl
+keyphrases.jsonl</code>. While you type: <code>lexperts app</code>.
+</footer>
 </body>
 </html>
 """
@@ -26,9 +34,11 @@ body { font: 16px/1.6 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 h2 { font-size: 1.1rem; margin-top: 2.5rem; border-top: 1px solid #ddd; padding-top: 1rem; }
 mark { background: rgb(255 190 60 / var(--strength)); border-bottom: 2px solid #d98200; color: inherit; border-radius: 2px; }
 ol { columns: 2 16rem; font-size: .9rem; color: #333; }
-ol span { color: #777; }
+ol span { color: #666; }
+code { background: #f2f2f4; padding: .1em .3em; border-radius: 3px; }
 p.title { font-weight: 600; }
-p { white-space: pre-wrap; overflow-wrap: anywhere; }
+p.title, p.text { white-space: pre-wrap; }
+p { overflow-wrap: anywhere; }
 """.strip()
 
 

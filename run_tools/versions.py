@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-__version__ = "0.1.0"  # of lexperts; setup.cfg reads it from here
+__version__ = "0.2.0"  # of lexperts; setup.cfg reads it from here
 UNKNOWN = "unknown"  # of a package that is not installed
 
 

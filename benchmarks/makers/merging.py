@@ -98,40 +98,14 @@ def peer_version(record: dict, name: str) -> str:
 
 
 def comparison() -> str:
-    """Composing four experts beside mergekit-moe and mergoo: seconds and memory."""
-    record, lines = load("merge_speed"), []
+    """What composing four experts costs, beside mergekit-moe, in a sentence."""
+    record = load("merge_speed")
     chosen = [r for r in record["results"] if (r["shape"], r["condition"]) == ("1b", "cached-quiet")]
-    by_name = {row["candidate"]: row for row in speed_rows(chosen)}
-    names = {
-        "mean": "`lexperts merge compose`, `average: mean`",
-        "base": "`lexperts merge compose`, shared weights of the base",
-        "mergekit": f"mergekit-moe {peer_version(record, 'mergekit')}, shared weights of the base",
-        "mergoo": f"mergoo {peer_version(record, 'mergoo')}, mean, without a router",
-    }
-    ours, theirs = engines_of_a_llama()
-    for name, label in names.items():
-        if row := by_name.get(name):
-            opens = {"mergekit": theirs, "mergoo": "not tried"}.get(name, ours)
-            single = [r["seconds"] for r in chosen if r["candidate"] == name]
-            seconds = f"{row['seconds']:.1f} ({min(single):.1f} to {max(single):.1f})"
-            lines.append((label, seconds, f"{row['anonymous_mib']:,.0f} MiB", opens))
-    rounds, size = 1 + max(row["round"] for row in chosen), by_name["base"]["output_bytes"] / 1e9
-    title = f"{by_name['mean']['experts']} experts of Llama-3.2-1B's shape, {size:.1f} GB written"
-    where = f"On an idle machine, with the sources in the page cache, medians (and extremes) of {rounds} rounds. "
-    where += f"[All sizes, compared with copying the files]({DOCS}/results.md#merging)."
-    return "\n".join([*table((title, "seconds", "peak memory", "opens in"), lines), "", where])
-
-
-def engines_of_a_llama() -> tuple[str, str]:
-    """Where a mixture of Llamas opens and computes the same: ours, and mergekit's with its fused experts."""
-    results = load("merge_engines")["results"]
-    dense, fused = results["families"]["llama"], results["mergekit"]["llama, embeddings"]
-    version = dense["transformers_4"]["version"].rpartition(".")[0]
-    in_4 = [dense["transformers_4"]["difference"] < 1e-4, not fused["transformers_4_fused"]["missing"]]
-    in_llama_cpp = [dense["llama_cpp"]["equal_tokens"] == 30, fused["llama_cpp_fused"] == "converted"]
-    return tuple(
-        f"transformers {f'{version} and ' * four}5{', llama.cpp (as GGUF)' * cpp}"
-        for four, cpp in zip(in_4, in_llama_cpp, strict=True)
+    ours, theirs = ({row["candidate"]: row for row in speed_rows(chosen)}[name] for name in ("base", "mergekit"))
+    costs = [f"{row['seconds']:.0f} s and {row['anonymous_mib']:,.0f} MiB of memory" for row in (ours, theirs)]
+    return (
+        f"Composing {ours['experts']} experts of Llama-3.2-1B's shape ({ours['output_bytes'] / 1e9:.1f} GB) takes {costs[0]}, by mergekit-moe "
+        f"{peer_version(record, 'mergekit')} {costs[1]} ([how measured]({DOCS}/results.md#merging))."
     )
 
 

@@ -33,6 +33,24 @@ def rank_of(label: str) -> int | None:
     return int(label.rpartition(" ")[2]) if ", rank " in label else None
 
 
+KEPT = {
+    BY_TEXT: "`routing_policy: sequence_hard`, gates in closed form",
+    "ridge of 24 tokens per dimension, top 2": "by token, gates in closed form",
+    "hidden, top 1": "by token, gates of mergekit-moe (`hidden`)",
+    "Branch-Train-MiX": "Branch-Train-MiX, trained for as long again",
+    "dense, TIES": "one dense model, TIES",
+    "dense, mean of the MLPs": "one dense model, the mean",
+}
+
+
+def kept() -> str:
+    """What mixtures of six experts and merged dense models keep of what each expert knows, in short."""
+    rows = grouped(load("modular_experts_seeds")["results"], "model")
+    return "\n".join(table(("six experts of SmolLM2-135M, merged", "of each one's gain, kept"), [
+        (title, describe_kept(rows[label])) for label, title in KEPT.items()
+    ]))  # fmt: skip
+
+
 def modular_experts() -> str:
     """What each model keeps of the experts' gain, per domain and on the mean, and what it loses on texts of no expert."""
     record, more = load("modular_experts"), load("modular_experts_seeds")

@@ -58,18 +58,16 @@ def section(title: str, content: str, note: str = "") -> str:
 def keyphrases_html(reading: Reading | None, threshold: float | None = None, top_k: int = 10) -> str:
     """The text with its keyphrases marked, and their list."""
     if reading is None:
-        return section("Keyphrases", '<p class="lx-note">Type or paste a text above.</p>')
+        return section("Keyphrases", '<p class="lx-note">Type or paste a text.</p>')
     found = reading.keyphrases(threshold)
     phrases = found[:top_k]
     if not phrases:
         lower = "Lower the threshold" if threshold is not None else "Set a threshold, or paste a longer text"
         return section("Keyphrases", f'<p class="lx-note">None found. {lower}.</p>{text_html(reading.text, [], [])}')
     content = text_html(reading.text, phrases, [phrase["score"] for phrase in phrases]) + list_html(phrases)
-    chosen = "that the model expects" if threshold is None else f"at a threshold of {threshold:.2f}"
-    count = f"The {len(phrases)}" if len(phrases) > 1 else "The only one"
-    if len(found) > len(phrases):
-        count = f"The best {len(phrases)} of {len(found)}"
-    return section("Keyphrases", content, f"{count} {chosen}. A score is a probability: higher is better.")
+    limit = "" if threshold is None else f" at a threshold of {threshold:.2f}"
+    shown = f", the {len(phrases)} best shown" if len(found) > len(phrases) else ""
+    return section("Keyphrases", content, f"{len(found)} found{limit}{shown}. A score is a probability: higher is better.")
 
 
 def yake_html(text: str, phrases: Sequence[Mapping]) -> str:

@@ -29,6 +29,7 @@ TITLE = "Lexperts: keyphrases"
 ANY_STYLE = "any"
 NO_TITLE = "(none)"
 MOST = 50  # keyphrases that the page shows
+WIDE = 900  # pixels from which settings are open at first
 KEPT = 3600  # seconds that results and uploads are kept
 HIDDEN = {"api_visibility": "private", "show_progress": "hidden"}
 CSS = Path(__file__).parent / "style.css"
@@ -75,10 +76,10 @@ def build_page(settings: AppSettings, reader: Reader | None = None, mixture: Mix
 def text_tab(page: gr.Blocks, settings: AppSettings, reader: Reader) -> None:
     """A text, its keyphrases, YAKE's, and its experts."""
     found = gr.State(None, time_to_live=KEPT)  # what was read: a Reading and YAKE's keyphrases
-    with gr.Row():
-        with gr.Column(scale=3, min_width=280):
+    with gr.Row(equal_height=False):
+        with gr.Column(min_width=280):
             text = gr.Textbox(
-                SAMPLES["Tidal power"], label="Text", lines=11, max_lines=14, elem_id="lx-text-box",
+                SAMPLES["Tidal power"], label="Text", lines=11, max_lines=20, elem_id="lx-text-box",
                 placeholder="Type or paste a text in English. Keyphrases appear while you type.",
             )  # fmt: skip
             with gr.Row():
@@ -86,15 +87,18 @@ def text_tab(page: gr.Blocks, settings: AppSettings, reader: Reader) -> None:
                 upload = gr.UploadButton(
                     "Open a text file", size="sm", min_width=120, file_types=[".txt", ".md"], elem_id="lx-upload"
                 )
-        with gr.Column(scale=1, min_width=260):
-            style, controls = text_controls(reader)
-    message = gr.HTML(elem_id="lx-message", padding=False)
-    with gr.Row(equal_height=False):
+            with gr.Accordion("Settings", open=False, elem_id="lx-settings") as options:
+                style, controls = text_controls(reader)
+            message = gr.HTML(elem_id="lx-message", padding=False)
         with gr.Column(min_width=280):
             ours = gr.HTML(keyphrases_html(None), elem_id="lx-ours", padding=False)
+    with gr.Row(equal_height=False):
+        with gr.Column(min_width=280):
+            experts = gr.HTML(experts_html(None), elem_id="lx-experts", padding=False)
         with gr.Column(min_width=280):
             yake = gr.HTML(note_without_yake(), elem_id="lx-yake", padding=False)
-    experts = gr.HTML(experts_html(None), elem_id="lx-experts", padding=False)
+    wide = gr.Checkbox(visible=False)
+    page.load(lambda is_wide: gr.update(open=is_wide), wide, options, js=f"() => [innerWidth >= {WIDE}]", queue=False, **HIDDEN)
 
     def select(result, is_automatic: bool, threshold: float, top_k: float):
         if result is None:
@@ -117,7 +121,7 @@ def text_tab(page: gr.Blocks, settings: AppSettings, reader: Reader) -> None:
     for event in (text.change, style.input, page.load):
         event(read, inputs, outputs, trigger_mode="always_last", concurrency_id="model", **HIDDEN)
     automatic, threshold, _ = controls
-    threshold.input(lambda: False, None, automatic, queue=False, **HIDDEN)
+    automatic.change(lambda on: gr.update(interactive=not on), automatic, threshold, queue=False, **HIDDEN)
     for control in controls:
         control.change(select, [found, *controls], [ours, yake], trigger_mode="always_last", **HIDDEN)
     for button, content in zip(samples, SAMPLES.values(), strict=True):
@@ -133,7 +137,7 @@ def text_controls(reader: Reader) -> tuple:
     )  # fmt: skip
     automatic = gr.Checkbox(True, label="Let the model choose how many", elem_id="lx-automatic")
     threshold = gr.Slider(
-        FLOOR, 0.99, 0.2, step=0.01, label="Threshold", elem_id="lx-threshold",
+        FLOOR, 0.99, 0.2, step=0.01, label="Threshold", elem_id="lx-threshold", interactive=False,
         info="The lowest score that is shown." if reader.ranks else "The lowest probability of a word in a keyphrase.",
     )  # fmt: skip
     top_k = gr.Slider(1, MOST, 10, step=1, label="At most", elem_id="lx-top-k")

@@ -41,5 +41,6 @@ def app(
         from ..app import AppSettings, launch
 
         limits = {"max_characters": max_characters, "max_file_mb": max_file_mb, "max_documents": max_documents}
+        print("opening the keyphrase model; the address of the page follows", flush=True)
         settings = AppSettings(model, mixture, device, trust_remote_code, **limits)
         launch(settings, host=host, port=port)

@@ -119,11 +119,13 @@ def test_the_threshold_is_live_and_works_by_keyboard(page, expected):
     page.get_by_role("button", name="Sample: Tidal power").click()
     expect(rows(page)).to_have_count(expected())
     slider = page.locator("#lx-threshold input[type=range]")
+    expect(slider).to_be_disabled()
+    page.get_by_label("Let the model choose how many").uncheck()
+    expect(slider).to_be_enabled()
     slider.focus()
     for _ in range(10):
         slider.press("ArrowLeft")
     expect(page.locator("#lx-ours")).to_contain_text("threshold of 0.10")
-    expect(page.get_by_label("Let the model choose how many")).not_to_be_checked()
     scores = [float(score) for score in page.locator("#lx-ours td.lx-score").all_inner_texts()]
     assert expected() < len(scores) == expected(top_k=200, min_score=0.1) and min(scores) >= 0.1
     page.get_by_label("Let the model choose how many").check()
@@ -204,4 +206,5 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser, app):
     page.goto(app)
     expect(page.locator("#lx-ours mark").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    expect(page.locator("#lx-threshold")).not_to_be_visible()  # settings are collapsed
     page.close()
