@@ -5,7 +5,7 @@
     python benchmarks/exhird_smollm2.py --data PATH --work FOLDER                                 # hours on two cores
 
 All systems but `extractor`, the default model of extraction with its style `tags`, are trained on the training rows of one set: `default` is the
-packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained here. Scores are those of ExHiRD's
+packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained by this script. Scores are those of ExHiRD's
 convention on whole test splits, with 95% intervals (bootstrap over documents); `none`, 1, 4 and `all` are windows of exclusion.
 """
 

@@ -50,7 +50,7 @@ REQUESTS = {
 
 
 def file_of(options, name: str, split: str) -> Path:
-    """The rows of a set; where there is no split for training, validation is used."""
+    """The rows of a set; validation replaces a missing train split."""
     folder = options.data / "summarization" / (IN_DOMAIN | OTHERS | NEW)[name]
     return folder / f"{split}.jsonl" if (folder / f"{split}.jsonl").exists() else folder / "validation.jsonl"
 
@@ -115,8 +115,8 @@ def prompt(options, sets: dict[str, Path], folder: Path) -> None:
             continue
         rows = [json.loads(line) for line in (data / "test.jsonl").read_text(encoding="utf-8").splitlines()]
         texts = [tokenizer.decode(tokenizer(row["document"])["input_ids"][:1500]) for row in rows]
-        asked = [[{"role": "user", "content": f"{REQUESTS[name]}\n\n{text}"}] for text in texts]
-        prompts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in asked]
+        requests = [[{"role": "user", "content": f"{REQUESTS[name]}\n\n{text}"}] for text in texts]
+        prompts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in requests]
         order, answers = sorted(range(len(rows)), key=lambda i: len(prompts[i])), [""] * len(rows)
         for start in tqdm(range(0, len(rows), 16), desc=f"prompted, {name}"):
             chosen = order[start : start + 16]

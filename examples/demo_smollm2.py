@@ -50,7 +50,7 @@ QUESTIONS = [
 ]
 
 
-def show(text: str) -> None:
+def print_indented(text: str) -> None:
     """Prints a paragraph, indented."""
     print(textwrap.fill(text, 110, initial_indent="    ", subsequent_indent="    "))
 
@@ -70,7 +70,7 @@ def definitions(define) -> int:
     found = define([{"term": term, "context": context} for term, context in TERMS])
     for (term, context), row in zip(TERMS, found, strict=True):
         print(f"{term}: {row['definition']} ({row['score']:.2f})")
-        show(context)
+        print_indented(context)
     return len(found)
 
 
@@ -79,7 +79,7 @@ def summaries(summarize) -> int:
     found = summarize([text for _, text in TEXTS], dataset=[name for name, _ in TEXTS])
     for (name, text), row in zip(TEXTS, found, strict=True):
         print(f"{name}: {row['summary_text']}")
-        show(text)
+        print_indented(text)
     return len(found)
 
 
@@ -87,7 +87,7 @@ def tags(generate) -> int:
     """Writes the tags of the questions."""
     for question, phrases in zip(QUESTIONS, generate(QUESTIONS), strict=True):
         print("; ".join(f"{p['keyphrase']}{'' if p['present'] else ' (not in the text)'}" for p in phrases))
-        show(f"{question['title']} {question['text']}")
+        print_indented(f"{question['title']} {question['text']}")
     return len(QUESTIONS)
 
 

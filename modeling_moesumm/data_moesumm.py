@@ -338,7 +338,7 @@ class TemperatureSampler(Sampler[int]):
         num_samples: m, by default the number of all rows.
         seed: random seed.
         lengths: of all rows, such as their characters. If they are given, rows of similar lengths follow each other: of 50 batches
-            at a time, drawn as without lengths, the rows are sorted, cut into batches, and the batches shuffled.
+            at a time, in the order without lengths, the rows are sorted, cut into batches, and the batches shuffled.
         batch_size: rows of a batch, for `lengths`.
 
     Raises:
@@ -388,10 +388,10 @@ class TemperatureSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         indices = torch.cat([self.sample_rows(i) for i in range(len(self.members))])
         generator = self.generator(len(self.members), self.epoch)
-        drawn = indices[torch.randperm(len(indices), generator=generator)]
+        sampled = indices[torch.randperm(len(indices), generator=generator)]
         if self.lengths is None:
-            return iter(drawn.tolist())
-        windows = drawn.split(GROUPED_BATCHES * self.batch_size)
+            return iter(sampled.tolist())
+        windows = sampled.split(GROUPED_BATCHES * self.batch_size)
         return (row for window in windows for row in self.group(window, generator).tolist())
 
     def group(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

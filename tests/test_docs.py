@@ -179,7 +179,8 @@ def test_the_first_paragraph_of_the_readme_says_what_its_tables_say():
     assert len(leads) == 6 and len(whole_papers) == 2  # five sets of abstracts, and questions
     for page in ("README.md", "index.md"):
         claim = re.search(
-            r"at least ([\d.]+) points F1@5 above the best free tool, on news up to ([\d.]+)\s+points below", TEXTS[page]
+            r"at least ([\d.]+) points F1@5 above the best free tool, on news up to ([\d.]+)\s+points below",
+            TEXTS[page],
         )
         assert min(leads.values()) == float(claim[1]) and min(news) == -float(claim[2])
 

@@ -67,7 +67,9 @@ def keyphrases_html(reading: Reading | None, threshold: float | None = None, top
     content = text_html(reading.text, phrases, [phrase["score"] for phrase in phrases]) + list_html(phrases)
     limit = "" if threshold is None else f" at a threshold of {threshold:.2f}"
     shown = f", the {len(phrases)} best shown" if len(found) > len(phrases) else ""
-    return section("Keyphrases", content, f"{len(found)} found{limit}{shown}. A score is a probability: higher is better.")
+    return section(
+        "Keyphrases", content, f"{len(found)} found{limit}{shown}. A score is a probability: higher is better."
+    )
 
 
 def yake_html(text: str, phrases: Sequence[Mapping]) -> str:

@@ -98,7 +98,14 @@ def text_tab(page: gr.Blocks, settings: AppSettings, reader: Reader) -> None:
         with gr.Column(min_width=280):
             yake = gr.HTML(note_without_yake(), elem_id="lx-yake", padding=False)
     wide = gr.Checkbox(visible=False)
-    page.load(lambda is_wide: gr.update(open=is_wide), wide, options, js=f"() => [innerWidth >= {WIDE}]", queue=False, **HIDDEN)
+    page.load(
+        lambda is_wide: gr.update(open=is_wide),
+        wide,
+        options,
+        js=f"() => [innerWidth >= {WIDE}]",
+        queue=False,
+        **HIDDEN,
+    )
 
     def select(result, is_automatic: bool, threshold: float, top_k: float):
         if result is None:

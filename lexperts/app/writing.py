@@ -1,4 +1,4 @@
-"""What the models over SmolLM2 write: definitions, summaries and generated keyphrases. Each model is opened when it is first asked."""
+"""What the models over SmolLM2 write: definitions, summaries and generated keyphrases. Each model is opened on first use."""
 
 from html import escape
 from threading import Lock

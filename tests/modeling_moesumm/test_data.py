@@ -206,11 +206,11 @@ def test_with_lengths_the_same_rows_come_in_batches_of_similar_lengths(lengths, 
         return sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
 
     window = 50 * batch_size
-    drawn = list(plain)
-    if not len(drawn) % batch_size:
-        assert padded(list(grouped)) <= padded(drawn)
-    for i in range(0, len(drawn), window):  # of 50 batches at a time
-        assert sorted(drawn[i : i + window]) == sorted(list(grouped)[i : i + window])
+    sampled = list(plain)
+    if not len(sampled) % batch_size:
+        assert padded(list(grouped)) <= padded(sampled)
+    for i in range(0, len(sampled), window):  # of 50 batches at a time
+        assert sorted(sampled[i : i + window]) == sorted(list(grouped)[i : i + window])
 
 
 def test_a_column_of_names_is_as_good_as_sizes():
