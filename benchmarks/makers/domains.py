@@ -3,7 +3,7 @@
 from statistics import median
 
 from . import DOCS, grouped, load, page, table
-from .peers import RESULT, SETS, configurations, default_model, describe_lead, f1, label, peers, systems
+from .peers import SETS, configurations, default_model, describe_lead, f1, label, peers, systems
 
 
 def calibration_cell(row: dict | None) -> str:
