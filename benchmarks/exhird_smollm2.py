@@ -1,12 +1,15 @@
 """Keyphrases that the text does not contain: ExHiRD over SmolLM2 against its GRU and a warm start on the same rows, and an extractor.
 
     pip install ./models/smollm2 ./models/exhird-smollm2
-    python benchmarks/exhird_smollm2.py --data PATH --work FOLDER --systems default extractor     # as installed
+    python benchmarks/exhird_smollm2.py --data PATH --work FOLDER --systems default extractor     # as installed: half an hour
     python benchmarks/exhird_smollm2.py --data PATH --work FOLDER                                 # hours on two cores
+    python benchmarks/exhird_smollm2.py --data PATH --work FOLDER --systems default --rows 500 --name exhird_smollm2_windows \\
+        --modes "no exclusion" "window 1" "window 4" "all preceding"
 
 All systems but `extractor`, the default model of extraction with its style `tags`, are trained on the training rows of one set: `default` is the
-packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained by this script. Scores are those of ExHiRD's
-convention on whole test splits, with 95% intervals (bootstrap over documents); `none`, 1, 4 and `all` are windows of exclusion.
+packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained by this script. Scores are those of
+ExHiRD's convention on whole test splits, with 95% intervals (bootstrap over documents). A system generates as many phrases as it was trained
+to, or at least eight, none of which begins as an earlier one.
 """
 
 import json
@@ -31,7 +34,14 @@ from modeling_exhird.tokenization_exhird import split_document
 SETS = {"stackexchange": {"num_train_epochs": 2}, "kp20k_sample": {"num_train_epochs": 4}}
 GENERATOR, EXTRACTOR, DECODER = "default", "extractor", "decoder"
 SYSTEMS = (GENERATOR, EXTRACTOR, DECODER, "BiGRU", "warm start, MiniLM-L6")
-WINDOWS = {"none": 0, "1": 1, "4": 4, "all": -1}
+MODES = {
+    "as trained": {},
+    "at least 8 phrases": {"min_phrases": 8, "exclusion_window": -1},
+    "no exclusion": {"exclusion_window": 0},
+    "window 1": {"exclusion_window": 1},
+    "window 4": {"exclusion_window": 4},
+    "all preceding": {"exclusion_window": -1},
+}
 CUTS = (5, "M")
 
 
@@ -61,7 +71,7 @@ def train(options, system: str, name: str, seed: int) -> str:
     """Trains a system on a set -> its folder."""
     if system == GENERATOR:
         return "exhird-smollm2"
-    folder = options.work / f"{system.replace(' ', '-').replace(',', '')}-{name}-{seed}"
+    folder = options.work / f"{file_name(system)}-{name}-{seed}"
     files = {f"{split}_files": data_file(options.data, name, split) for split in ("train", "validation")}
     run = {"threads": options.threads, "overwrite": options.overwrite}
     if system == DECODER:
@@ -97,29 +107,30 @@ def scores_of(path: Path, data: Path) -> dict:
 
 
 def measure(options, system: str, set: str, seed: int) -> dict:
-    """One system on one set, with each window of exclusion."""
+    """One system on one set, in each mode of generation."""
     test, results = data_file(options.data, set, "test"), {}
     model = None if system == EXTRACTOR else train(options, system, set, seed)
-    folder = options.work / "generated"
-    folder.mkdir(parents=True, exist_ok=True)
-    for window in WINDOWS if model else ["extracted"]:
-        output = folder / f"{system.replace(' ', '-').replace(',', '')}-{set}-{seed}-{window}"
+    for mode in options.modes if model else ["extracted"]:
+        output = (
+            options.work / "generated" / "-".join(map(file_name, (system, set, str(seed), mode, str(options.rows))))
+        )
         path, start = output / f"{set}.jsonl", time.perf_counter()
-        if model is None:
-            output.mkdir(exist_ok=True)
-            extract(options, set, path)
-        elif not path.exists():
-            given = {
-                "model": model,
-                "test_files": f"{set}={test}",
-                "exclusion_window": WINDOWS[window],
-                "output_dir": output,
-            }
-            given |= {"max_rows": options.rows} if options.rows else {}
-            run_lexperts("evaluate", "exhird", log=output.with_suffix(".log"), threads=options.threads, **given)
-        results[window] = scores_of(path, test) | {"seconds": time.perf_counter() - start}
-        print(system, set, window, {name: value for name, value in results[window].items() if "F1" in name}, flush=True)
+        output.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            if model is None:
+                extract(options, set, path)
+            else:
+                given = {"model": model, "test_files": f"{set}={test}", "output_dir": output} | MODES[mode]
+                given |= {"max_rows": options.rows} if options.rows else {}
+                run_lexperts("evaluate", "exhird", log=output.with_suffix(".log"), threads=options.threads, **given)
+        results[mode] = scores_of(path, test) | {"seconds": time.perf_counter() - start}
+        print(system, set, mode, {name: value for name, value in results[mode].items() if "F1" in name}, flush=True)
     return {"system": system, "set": set, "seed": seed, "scores": results}
+
+
+def file_name(text: str) -> str:
+    """A name of a system or a mode in file names."""
+    return text.replace(" ", "_").replace(",", "")
 
 
 def main():
@@ -128,11 +139,12 @@ def main():
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--sets", nargs="+", choices=tuple(SETS), default=["stackexchange"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--modes", nargs="+", choices=tuple(MODES), default=list(MODES)[:2], help="of generation")
     parser.add_argument("--rows", type=int, help="number of test documents of each set; by default all")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
     options = parser.parse_args()
-    settings = {"shared": SHARED, "sets": SETS, "rows": options.rows, "gpu": options.gpu}
+    settings = {"shared": SHARED, "sets": SETS, "modes": options.modes, "rows": options.rows, "gpu": options.gpu}
     settings["data"] = {name: data_file(options.data, name, "test") for name in SETS}
     record = Record(options.name, overwrite=options.overwrite, **settings)
     keys = [

@@ -10,7 +10,7 @@ import torch
 
 from .cache_exhird import CACHE
 from .exclusion_exhird import exclude_first_words, keep_possible
-from .search_exhird import NEG_INF, ExhirdGenerateOutput
+from .search_exhird import NEG_INF, ExhirdGenerateOutput, check_phrase_limits
 
 
 class Continuation:
@@ -60,20 +60,25 @@ class CausalPhraseSearch:
         model: an `ExhirdForCausalLM`.
         max_phrases, max_tokens_per_phrase, exclusion_window: default to the configuration.
         num_beams: K.
+        min_phrases: of a document: EOS is forbidden before the last of them.
 
     Raises:
         ValueError: for a number out of range, and if the configuration does not name the tokens between phrases.
     """
 
-    def __init__(self, model, max_phrases=None, max_tokens_per_phrase=None, exclusion_window=None, num_beams=1):
+    def __init__(
+        self, model, max_phrases=None, max_tokens_per_phrase=None, exclusion_window=None, num_beams=1, min_phrases=0
+    ):
         config = model.config
         given = {"max_phrases": max_phrases, "max_tokens_per_phrase": max_tokens_per_phrase}
         given |= {"exclusion_window": exclusion_window}
         values = {name: getattr(config, name) if value is None else value for name, value in given.items()}
-        for name, value in {**values, "num_beams": num_beams}.items():
-            if value < (minimum := -1 if name == "exclusion_window" else 1):
+        least = {"exclusion_window": -1, "min_phrases": 0}
+        for name, value in {**values, "num_beams": num_beams, "min_phrases": min_phrases}.items():
+            if value < (minimum := least.get(name, 1)):
                 raise ValueError(f"{name}={value} must be at least {minimum}.")
-        self.model, self.K = model, num_beams
+        check_phrase_limits(min_phrases, values["max_phrases"])
+        self.model, self.K, self.min_phrases = model, num_beams, min_phrases
         self.max_phrases, self.max_tokens, self.window = values.values()
         self.separator, self.stops = config.marks[0], config.ends
         self.pad = self.separator if config.pad_token_id is None else config.pad_token_id
@@ -116,6 +121,9 @@ class CausalPhraseSearch:
         unfinished, length = torch.ones_like(ids[:, 0], dtype=torch.bool), total.new_zeros(n * K)
         for step in range(self.max_tokens + 1):
             log_p = self.next_log_p(state, step, first_words, unfinished)
+            # P of other phrases is not renormalised, as in exclusive search
+            if len(first_words) < self.min_phrases - (step > 0):
+                log_p[:, self.stops] = torch.where(unfinished[:, None], -torch.inf, log_p[:, self.stops])
             length = length + (unfinished & (step < self.max_tokens))
             # compared by the mean per token: a sum would prefer short phrases
             sums = (total.reshape(-1, 1) + log_p).reshape(n, -1)

@@ -61,6 +61,7 @@ class PhraseGenerationMixin(GenerationMixin):
         max_phrases: int | None = None,
         max_words_per_phrase: int | None = None,
         exclusion_window: int | None = None,
+        min_phrases: int | None = None,
         **kwargs,
     ):
         """Flat sequences of extended ids: `<s>`, the start, words and `;` of each phrase, `</s>`, and padding.
@@ -76,6 +77,7 @@ class PhraseGenerationMixin(GenerationMixin):
                 `max_length` has room for all phrases.
             max_phrases, max_words_per_phrase, exclusion_window: default to `generation_config`, then to the model's
                 configuration.
+            min_phrases: of a document; defaults to `generation_config`, then to 1.
 
         Returns:
             `(B * num_return_sequences, T)`, or transformers' `ModelOutput` with `sequences`.
@@ -97,9 +99,9 @@ class PhraseGenerationMixin(GenerationMixin):
                 f"{self.config.eos_token_id}. Leave it out; max_phrases and max_length limit what is generated."
             )
         limits = {"max_phrases": max_phrases, "max_words_per_phrase": max_words_per_phrase}
-        limits |= {"exclusion_window": exclusion_window}
+        limits |= {"exclusion_window": exclusion_window, "min_phrases": min_phrases}
         limits = {name: setting(name) if value is None else value for name, value in limits.items()}
-        constraints = DecodingConstraints(self.config, **limits)
+        constraints = DecodingConstraints(self.config, **{**limits, "min_phrases": limits["min_phrases"] or 1})
         length = kwargs.pop("max_length", None) or getattr(generation_config, "max_length", None)
         new = kwargs.pop("max_new_tokens", None) or getattr(generation_config, "max_new_tokens", None)
         default_length = DecodingConstraints(self.config).max_tokens
@@ -131,6 +133,7 @@ class PhraseGenerationMixin(GenerationMixin):
         max_words_per_phrase: int | None = None,
         exclusion_window: int | None = None,
         num_beams: int = 1,
+        min_phrases: int = 1,
     ) -> ExhirdGenerateOutput:
         """Generates phrase by phrase, with the log-probability of each phrase. The pipeline returns them as text.
 
@@ -138,11 +141,13 @@ class PhraseGenerationMixin(GenerationMixin):
             input_ids, attention_mask, copy_ids, subword_ids, subword_mask, subword_word_ids: as in `forward`.
             max_phrases, max_words_per_phrase, exclusion_window: default to the configuration.
             num_beams: 1 is greedy search; more is beam search over each phrase.
+            min_phrases: of a document.
 
         Raises:
             ValueError: for a number out of range.
         """
-        constraints = DecodingConstraints(self.config, max_phrases, max_words_per_phrase, exclusion_window, num_beams)
+        limits = (max_phrases, max_words_per_phrase, exclusion_window, num_beams, min_phrases)
+        constraints = DecodingConstraints(self.config, *limits)
         subwords = {"subword_ids": subword_ids, "subword_mask": subword_mask, "subword_word_ids": subword_word_ids}
         memory, start = self.encode(input_ids, attention_mask, copy_ids, **subwords)
         return search_phrases(self, memory, start, memory.num_oov(self.config.vocab_size), constraints)

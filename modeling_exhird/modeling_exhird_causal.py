@@ -268,6 +268,7 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
         max_tokens_per_phrase: int | None = None,
         exclusion_window: int | None = None,
         num_beams: int = 1,
+        min_phrases: int = 0,
     ) -> ExhirdGenerateOutput:
         """Generates phrase by phrase, with the log-probability of each phrase. The pipeline returns them as text.
 
@@ -275,14 +276,14 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
             input_ids, attention_mask (`(B, T)`): prompts, padded on either side.
             max_phrases, max_tokens_per_phrase, exclusion_window: default to the configuration.
             num_beams: 1 is greedy search; more is beam search over each phrase.
+            min_phrases: of a document: EOS is forbidden before the last of them.
 
         Raises:
             ValueError: for a number out of range.
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-        return CausalPhraseSearch(self, max_phrases, max_tokens_per_phrase, exclusion_window, num_beams)(
-            input_ids, mask
-        )
+        limits = (max_phrases, max_tokens_per_phrase, exclusion_window, num_beams, min_phrases)
+        return CausalPhraseSearch(self, *limits)(input_ids, mask)
 
 
 ExhirdForCausalLM.register_for_auto_class("AutoModelForCausalLM")

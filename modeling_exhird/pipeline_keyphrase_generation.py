@@ -19,6 +19,8 @@ class KeyphraseGenerationPipeline(TextPipeline):
         max_phrases, max_words_per_phrase, exclusion_window: default to the model's configuration; for an `ExhirdForCausalLM`
             the second is `max_tokens_per_phrase`.
         num_beams (`int`, default 1): hypotheses of each phrase.
+        min_phrases (`int`): phrases to generate at least, for more suggestions than the model would make; duplicates among them
+            are dropped.
 
     Returns:
         A list of `{"keyphrase", "present", "score", "start", "end"}` for one document, a list of such lists for a list, and

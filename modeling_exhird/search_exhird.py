@@ -29,12 +29,19 @@ class ExhirdGenerateOutput(NamedTuple):
     log_probs: torch.FloatTensor
 
 
+def check_phrase_limits(min_phrases: int, max_phrases: int):
+    """Raises a `ValueError` if at least so many phrases are more than at most so many."""
+    if min_phrases > max_phrases:
+        raise ValueError(f"min_phrases={min_phrases} exceeds max_phrases={max_phrases}. Raise max_phrases too.")
+
+
 class DecodingConstraints:
     """Limits on phrases and words, and the tokens forbidden at each step.
 
     Args:
         config: a model's configuration, with the ids of special tokens and the default limits.
         max_phrases, max_words_per_phrase: at most I phrases, of at most J - 1 words.
+        min_phrases: `</s>` is forbidden before so many.
         exclusion_window: K_D, 0 for no exclusion and -1 for all preceding phrases.
         num_beams: hypotheses of each phrase.
 
@@ -49,17 +56,19 @@ class DecodingConstraints:
         max_words_per_phrase: int | None = None,
         exclusion_window: int | None = None,
         num_beams: int = 1,
+        min_phrases: int = 1,
     ):
         self.max_phrases = config.max_phrases if max_phrases is None else max_phrases
         self.max_words_per_phrase = (
             config.max_words_per_phrase if max_words_per_phrase is None else max_words_per_phrase
         )
         self.exclusion_window = config.exclusion_window if exclusion_window is None else exclusion_window
-        self.num_beams = num_beams
-        minima = {"max_phrases": 1, "max_words_per_phrase": 1, "exclusion_window": -1, "num_beams": 1}
+        self.num_beams, self.min_phrases = num_beams, min_phrases
+        minima = {"max_phrases": 1, "max_words_per_phrase": 1, "exclusion_window": -1, "num_beams": 1, "min_phrases": 1}
         for name, minimum in minima.items():
             if getattr(self, name) < minimum:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {minimum}.")
+        check_phrase_limits(self.min_phrases, self.max_phrases)
         self.end_id, self.stop_id, self.pad_id = config.end_phrase_token_id, config.eos_token_id, config.pad_token_id
 
     @property
@@ -85,7 +94,7 @@ class DecodingConstraints:
             value: the value to set.
         """
         forbidden = [self.stop_id] if step else [self.end_id]
-        if step == phrase == 0:
+        if not step and phrase < self.min_phrases:
             forbidden = [self.end_id, self.stop_id]
         p[:, [self.pad_id, *forbidden]] = value  # padding could be copied from a document without words
         return exclude_first_words(p, first_words, self.exclusion_window, value) if step == 1 else p
@@ -216,7 +225,7 @@ class PhraseConstraintsLogitsProcessor(LogitsProcessor):
         limited = scores.clone()
         limited[:, pad_id] = forbidden
         limited[:, end_id] = limited[:, end_id].masked_fill(begins, forbidden)
-        limited[:, stop_id] = limited[:, stop_id].masked_fill(~begins | (phrase == 0), forbidden)
+        limited[:, stop_id] = limited[:, stop_id].masked_fill(~begins | (phrase < constraints.min_phrases), forbidden)
         previous_start = torch.cat([torch.zeros_like(phrase_start[:, :1]), phrase_start[:, :-1]], 1)
         first_words = valid & (position - previous_start == 2) & (previous_start > 0)  # of each phrase
         exclude_first_tokens(limited, input_ids, ends, first_words, step == 1, constraints.exclusion_window)

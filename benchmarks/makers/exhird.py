@@ -3,7 +3,7 @@
 from functools import partial
 from statistics import mean
 
-from . import grouped, load, milliseconds, page, ratio, rows_of, table
+from . import grouped, load, milliseconds, page, provenance, ratio, rows_of, table
 
 
 def exhird_speed() -> str:
@@ -60,29 +60,47 @@ OVER_SMOLLM2 = {
     "BiGRU": "BiGRU, the same rows",
     "extractor": "the default model of extraction, style `tags`",
 }
-WINDOWS = {"extracted": "", "none": "no exclusion", "1": "window 1", "4": "window 4", "all": "all preceding phrases"}
 
 
 def exhird_smollm2() -> str:
-    """The generator over SmolLM2 and what it is compared with, with each window of exclusion."""
-    record = load("exhird_smollm2")
-    order = list(OVER_SMOLLM2)
-    rows = []
+    """The generator over SmolLM2 and what it is compared with, on whole test splits; and windows of exclusion."""
+    record, windows = load("exhird_smollm2"), load("exhird_smollm2_windows")
+    title = (
+        f"{documents_of(record)}, in per cent by the convention `exhird`, with 95% intervals over documents; phrases of a document, and "
+        "the share of phrases that repeat an earlier one:"
+    )
+    title_of_windows = f"The default model with other windows of exclusion, {documents_of(windows)}:"
+    command = "exhird_smollm2.py --data PATH --work FOLDER"
+    lines = [title, "", *of_systems(record), "", provenance(record), "", title_of_windows, "", *of_systems(windows)]
+    return page(lines, windows, f"{command}` and with `--rows 500 --name exhird_smollm2_windows --modes ...")
+
+
+def documents_of(record: dict) -> str:
+    """How many documents were read."""
+    documents = {scores["documents"] for row in record["results"] for scores in row["scores"].values()}
+    return f"{' or '.join(f'{n:,}' for n in sorted(documents))} test documents"
+
+
+def of_systems(record: dict) -> list[str]:
+    """The lines of a table: a row for each system, set and mode."""
+    order, rows = list(OVER_SMOLLM2), []
     for row in sorted(record["results"], key=lambda row: (row["set"], order.index(row["system"]))):
-        for window, scores in row["scores"].items():
+        for mode, scores in row["scores"].items():
             cells = []
             for part in ("present", "absent"):
                 for cut in ("5", "M"):
                     value, low, high = (100 * x for x in scores[f"{part} F1@{cut}"])
                     cells.append(f"{value:.1f} [{low:.1f}, {high:.1f}]")
-            repeats = f"{100 * scores['repeats']:.1f}"
+            mode = "" if mode == "extracted" else mode
             rows.append(
-                (row["set"], OVER_SMOLLM2[row["system"]], WINDOWS[window], *cells, f"{scores['phrases']:.1f}", repeats)
+                (
+                    row["set"],
+                    OVER_SMOLLM2[row["system"]],
+                    mode,
+                    *cells,
+                    f"{scores['phrases']:.1f}",
+                    f"{100 * scores['repeats']:.1f}",
+                )
             )
-    head = ("", "", "exclusion", "present F1@5", "present F1@M", "absent F1@5", "absent F1@M", "phrases", "repeats")
-    documents = max(scores["documents"] for row in record["results"] for scores in row["scores"].values())
-    title = (
-        f"{documents:,} test documents of each set, in per cent by the convention `exhird`, with 95% intervals over documents; phrases of a "
-        "document, and the share of phrases that repeat an earlier one:"
-    )
-    return page([title, "", *table(head, rows)], record, "exhird_smollm2.py --data PATH --work FOLDER")
+    head = ("", "", "", "present F1@5", "present F1@M", "absent F1@5", "absent F1@M", "phrases", "repeats")
+    return table(head, rows)

@@ -23,6 +23,9 @@ def generate(
     max_phrases: Annotated[
         int | None, typer.Option(min=1, help="Phrases to generate per document; by default the model's.")
     ] = None,
+    min_phrases: Annotated[
+        int | None, typer.Option(min=1, help="Phrases to generate at least, for more suggestions.")
+    ] = None,
     exclusion_window: Annotated[
         int | None,
         typer.Option(
@@ -43,6 +46,7 @@ def generate(
     run.check_models(model=model)
     corpus = run.open_corpus()
     given = {"num_keyphrases": num_keyphrases, "max_phrases": max_phrases, "exclusion_window": exclusion_window}
+    given["min_phrases"] = min_phrases
     options = {"num_beams": num_beams} | {name: value for name, value in given.items() if value is not None}
     columns = (corpus.text_column, corpus.title_column)
     return corpus, GenerationProcess(model, *columns, batch_size=batch_size, device=run.device, options=options)

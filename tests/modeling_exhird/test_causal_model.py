@@ -262,6 +262,24 @@ def test_limits_of_phrases_and_tokens():
             model.generate_phrases(**batch, **{name: 0})
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_at_least_so_many_phrases(beams):
+    model, batch = fitted(), padded(prompts())
+    marks, ends = set(model.config.marks), set(model.config.ends)
+    free = flat(model.generate_phrases(**batch, num_beams=beams, exclusion_window=0).ids, model.config)
+    counts = [sum(token in marks | ends for token in row) for row in free]
+    assert min(counts) < 5 and any(row[-1] in ends for row in free)
+    for least in (0, 1, 5):
+        options = {"min_phrases": least, "exclusion_window": 0, "num_beams": beams}
+        written = flat(model.generate_phrases(**batch, **options).ids, model.config)
+        for row, before, count in zip(written, free, counts, strict=True):
+            assert sum(token in marks | ends for token in row) >= least
+            assert row == before if count >= least else beams > 1 or row[: len(before) - 1] == before[:-1]
+    for wrong, message in ((-1, "min_phrases=-1"), (6, "min_phrases=6 exceeds max_phrases=5")):
+        with pytest.raises(ValueError, match=message):
+            model.generate_phrases(**batch, min_phrases=wrong)
+
+
 def test_two_threads_generate_what_one_does():
     model, batch = fitted(), padded(prompts())
 

@@ -62,6 +62,7 @@ def test_greedy_search_writes_what_it_writes_phrase_by_phrase(kind, use_cache, s
         {"exclusion_window": 2},
         {"exclusion_window": -1, "max_words_per_phrase": 2},
         {"max_phrases": 2},
+        {"min_phrases": 4},
     ):
         rows = model.generate_phrases(**batch, **limits)
         found = model.generate(**batch, **limits, use_cache=use_cache)
@@ -346,6 +347,8 @@ def test_unsupported_arguments_are_named(name, tiny_exhird, batch_for):
     "options, message",
     [
         ({"max_phrases": 0}, "max_phrases=0"),
+        ({"min_phrases": -1}, "min_phrases=-1"),
+        ({"min_phrases": 9}, "min_phrases=9 exceeds max_phrases=5"),
         ({"max_words_per_phrase": 0}, "max_words_per_phrase=0"),
         ({"exclusion_window": -2}, "exclusion_window=-2"),
         ({"num_beam": 2}, "num_beam"),

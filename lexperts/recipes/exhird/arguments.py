@@ -83,6 +83,9 @@ class EvaluateArguments:
     batch_size: int = option(32, "number of documents per batch", least=1)
     exclusion_window: int | None = option(None, f"{EXCLUDED}; by default the model's", least=-1)
     num_beams: int = option(1, "number of hypotheses of each phrase", least=1)
+    min_phrases: int | None = option(
+        None, "phrases to generate at least; by default as many as the model writes", least=1
+    )
     max_rows: int | None = option(None, "use only the first N documents of each set", least=1)
 
 

@@ -71,6 +71,7 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     output = Path(args.output_dir or args.model)
     output.mkdir(parents=True, exist_ok=True)
     options = {"exclusion_window": args.exclusion_window, "num_beams": args.num_beams}
+    options |= {} if args.min_phrases is None else {"min_phrases": args.min_phrases}
     generator = generator_class(model.config)(model, tokenizer, batch_size=args.batch_size, raw=True, **options)
     results = {}
     for name, path in files.items():
