@@ -2,7 +2,8 @@
 
     python .ci/release_check.py                       # everything; needs pip and about 10 minutes
     python .ci/release_check.py --only dist           # build and check the files in dist/
-    python .ci/release_check.py --only newest         # the wheel with the versions of constraints.txt
+    python .ci/release_check.py --only newest         # the wheels with the versions of constraints.txt
+    python .ci/release_check.py --only lite           # lexperts-lite alone
     python .ci/release_check.py --only oldest --torch 2.13.0     # the lower bounds of setup.cfg, but this torch
     python .ci/release_check.py --only bounds         # print those lower bounds as constraints
     python .ci/release_check.py --tag v0.2.0          # everything, and the tag agrees with setup.cfg and CHANGELOG.md
@@ -23,9 +24,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DIST, WORK = ROOT / "dist", ROOT / "build" / "release"
-MODEL = ROOT / "models" / "seke-minilm"
-STAGES = {"bare": (), "merge": ("merge",), "full": ("merge", "serve", "train")}  # checks of smoke.py and their extras
-BOUNDED = (*STAGES["full"], "offline")  # extras whose lower bounds are tested
+SOURCES = (ROOT / "lite", *sorted(path.parent for path in ROOT.glob("models/*/pyproject.toml")))  # of the other wheels
+STAGES = {  # checks of smoke.py and their extras
+    "bare": (),
+    "merge": ("merge",),
+    "full": ("keyphrases", "merge", "serve", "train"),
+    "smollm2": ("smollm2",),
+}
+# what the wheels of models hold
+CONTENTS = {
+    "lexperts_lite": ("model/onnx/model_int8.onnx", "model/tokenizer.json", "ranking.py"),
+    "lexperts_seke_minilm": ("config.json", "model.safetensors", "tokenizer.json"),
+    "lexperts_seke_tiny": ("config.json", "model.safetensors", "tokenizer.json"),
+    "lexperts_smollm2": ("SmolLM2-135M-Instruct.Q4_1.gguf",),
+    **{
+        f"lexperts_{name}_smollm2": ("config.json", "generation_config.json", "trained.safetensors")
+        for name in ("lexicon", "moesumm", "exhird")
+    },
+}
+BOUNDED = ("merge", "serve", "train", "offline")  # extras whose lower bounds are tested
 PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", "run_tools", *(path.name for path in ROOT.glob("modeling_*"))}
 FORBIDDEN = re.compile(r"(^|/)(tests|benchmarks|shared|\.venv|\.git|runs)/|\.(pyc|jsonl|safetensors|bin|pt)$")
 MAX_BYTES = 2_000_000  # of the wheel of lexperts; weights and data would exceed it
@@ -38,10 +55,11 @@ def run(*command, **options) -> None:
 
 
 def build() -> None:
-    """Writes the sdist and the wheel of lexperts and of the default model to dist/."""
+    """Writes the sdist and the wheel of lexperts, and the wheels of lexperts-lite and of all models, to dist/."""
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT)
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", DIST, MODEL)
+    for source in SOURCES:
+        run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", DIST, source)
     run(sys.executable, "-m", "twine", "check", "--strict", *sorted(DIST.iterdir()))
 
 
@@ -77,11 +95,9 @@ def check_contents() -> None:
     with tarfile.open(source) as file:
         inside = {name.partition("/")[2] for name in file.getnames()}
     fail_if((expected | {"LICENSE", "README.md", "setup.cfg", "pyproject.toml"}) - inside, f"{source.name} lacks")
-    model = wheel_of("lexperts_seke_minilm")
-    with zipfile.ZipFile(model) as file:
-        inside = set(file.namelist())
-    fail_if({f"lexperts_seke_minilm/{name}" for name in ("config.json", "model.safetensors", "tokenizer.json")} - inside,
-            f"{model.name} lacks")  # fmt: skip
+    for name, files in CONTENTS.items():
+        with zipfile.ZipFile(wheel_of(name)) as file:
+            fail_if({f"{name}/{one}" for one in files} - set(file.namelist()), f"the wheel of {name} lacks")
     print(f"{path.name}: {len(names)} files, {path.stat().st_size / 1e3:,.0f} kB; the contents are right")
 
 
@@ -123,8 +139,7 @@ def try_wheel(name: str, torch: str, constraints: Path) -> None:
     run(*pip, f"torch=={torch}", "-c", constraints)  # alone: what asks for it later finds it there
     for stage, extras in STAGES.items():
         suffix = f"[{','.join(extras)}]" if extras else ""
-        default_model = [wheel_of("lexperts_seke_minilm")] if stage == "full" else []
-        run(*pip, "-c", constraints, f"{wheel_of('lexperts')}{suffix}", *default_model)
+        run(*pip, "-c", constraints, "--find-links", DIST, f"{wheel_of('lexperts')}{suffix}")
         run(*pip[:3], "check")
         run(*smoke, stage, cwd=folder)
     run(
@@ -138,6 +153,18 @@ def try_wheel(name: str, torch: str, constraints: Path) -> None:
     )
 
 
+def try_lite() -> None:
+    """Installs lexperts-lite alone in a fresh environment and runs `smoke.py` there."""
+    folder = WORK / "lite"
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    python = folder / "bin" / "python"
+    for file in ("examples/corpus/paragraph.txt", ".ci/smoke.py"):
+        shutil.copy(ROOT / file, folder)
+    run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", wheel_of("lexperts_lite"))
+    run(python, "-P", "smoke.py", "lite", cwd=folder)
+
+
 def pinned_torch(lines: list[str]) -> str:
     """The version in `torch==2.13.0`."""
     return next(line for line in lines if line.startswith("torch==")).partition("==")[2]
@@ -147,7 +174,7 @@ def main() -> None:
     """Runs the parts that `--only` names, by default all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", choices=("dist", "newest", "oldest", "bounds"), help="by default dist, newest, oldest"
+        "--only", choices=("dist", "newest", "lite", "oldest", "bounds"), help="by default all but bounds"
     )
     parser.add_argument("--torch", help="the torch of `oldest` and `bounds`, instead of the lower bound")
     parser.add_argument("--tag", help="the tag of the release, such as v0.2.0")
@@ -165,6 +192,8 @@ def main() -> None:
     if args.only in (None, "newest"):
         newest = ROOT / "constraints.txt"
         try_wheel("newest", pinned_torch(newest.read_text(encoding="utf-8").splitlines()), newest)
+    if args.only in (None, "lite"):
+        try_lite()
     if args.only in (None, "oldest"):
         oldest = WORK / "lower_bounds.txt"
         oldest.write_text("\n".join(bounds) + "\n", encoding="utf-8")

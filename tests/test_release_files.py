@@ -1,5 +1,6 @@
 """Workflows, the container and the hooks agree with the Makefile, setup.cfg and constraints.txt."""
 
+import ast
 import json
 import re
 from configparser import ConfigParser
@@ -54,6 +55,13 @@ def test_the_supported_pythons_are_tested():
     metadata = read_setup()["metadata"]["classifiers"]
     tested = jobs_of(ROOT / ".github" / "workflows" / "tests.yml")["tests"]["strategy"]["matrix"]["python"]
     assert set(re.findall(r"Python :: (3\.\d+)", metadata)) <= set(tested)
+
+
+def test_the_rehearsal_expects_the_keyphrases_of_the_readme():
+    smoke = (ROOT / ".ci" / "smoke.py").read_text(encoding="utf-8")
+    expected = ast.literal_eval(re.search(r"^SHOWN = (.*)$", smoke, re.M)[1])
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert expected == re.findall(r"^\{'keyphrase': '([^']*)'", readme, re.M)
 
 
 def test_hooks_use_the_ruff_of_continuous_integration():
