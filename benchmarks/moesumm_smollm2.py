@@ -1,7 +1,7 @@
 """Does expertise separation help a real Llama? MoeSumm over SmolLM2 in domain, zero-shot and few-shot, against dense models and LoRA.
 
     pip install ./models/smollm2 ./models/moesumm-smollm2
-    python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --systems default prompted     # as installed: minutes
+    python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --systems default prompted --test_rows 200 --no_zero_shot
     python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --rows 400 --test_rows 100     # hours on two cores
     python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --gpu --seeds 42 84 21         # on a GPU
 
@@ -157,7 +157,8 @@ def run_system(options, sets: dict[str, Path], system: str, seed: int) -> None:
     name = f"{system}-{seed}"
     if system == PROMPTED:
         prompt(options, own, summaries / "in_domain" / name)
-        prompt(options, new, summaries / "zero_shot" / name)
+        if options.zero_shot:
+            prompt(options, new, summaries / "zero_shot" / name)
         return
     models = (
         dict.fromkeys(own, Path(find_packaged("moesumm-smollm2")))
@@ -165,7 +166,7 @@ def run_system(options, sets: dict[str, Path], system: str, seed: int) -> None:
         else train(options, sets, system, seed)
     )
     summarize(options, models, own, summaries / "in_domain" / name)
-    if system not in (*PER_SET, DEFAULT):
+    if options.zero_shot and system not in (*PER_SET, DEFAULT):
         model = next(iter(models.values()))
         summarize(options, dict.fromkeys(new, model), new, summaries / "zero_shot" / name, zero_shot=True)
     for rows in options.few_rows if system in FEW else []:
@@ -202,6 +203,7 @@ def main():
     parser.add_argument("--all_sets", action="store_true", help="mail and news in domain, too")
     parser.add_argument("--rows", type=int, help="training rows of each set; by default all")
     parser.add_argument("--test_rows", type=int, help="test rows of each set; by default all")
+    parser.add_argument("--no_zero_shot", dest="zero_shot", action="store_false", help="in domain and few-shot only")
     parser.add_argument("--few_rows", type=int, nargs="*", default=[10, 100], help="rows for few-shot")
     parser.add_argument("--draws", type=int, default=1, help="samples of rows for few-shot")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
@@ -216,7 +218,7 @@ def main():
             run.result()
     settings = {
         name: getattr(options, name)
-        for name in ("systems", "seeds", "rows", "test_rows", "few_rows", "draws", "in_domain")
+        for name in ("systems", "seeds", "rows", "test_rows", "few_rows", "draws", "in_domain", "zero_shot")
     }
     write(options.name, score(options), **settings, training=SYSTEMS, few_training=FEW, writing=GENERATION)
 

@@ -123,4 +123,5 @@ def moesumm_smollm2() -> str:
     settings = record["settings"]
     command = f"moesumm_smollm2.py --data PATH --work FOLDER --systems {' '.join(settings['systems'])}"
     command += "".join(f" --{name} {settings[name]}" for name in ("rows", "test_rows") if settings[name])
+    command += "" if settings["zero_shot"] else " --no_zero_shot"
     return page([f"{title}:", *lines], record, command)
