@@ -5,7 +5,12 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from .prompts_moesumm import PLAIN, PromptFormat, pad_prompts
 from .routing_moesumm import dataset_names_to_ids
@@ -43,6 +48,24 @@ class PerRowLengthLogitsProcessor(LogitsProcessor):
             scores = scores.masked_fill(last[:, None], -torch.inf)
             scores[:, self.eos[0]] = scores[:, self.eos[0]].masked_fill(last, 0.0)
         return scores
+
+
+class OfSummary(LogitsProcessor):
+    """Another processor, which sees the tokens of the summaries alone, not the `prompt_length` tokens of a decoder's prompts."""
+
+    def __init__(self, processor: LogitsProcessor, prompt_length: int):
+        self.processor, self.prompt_length = processor, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores `(B * beams, V)` after `input_ids` `(B * beams, T)`."""
+        return self.processor(input_ids[:, self.prompt_length :], scores)
+
+
+# options against repetition, their values without effect, and what applies them; in a decoder `generate` would count the document, too
+REPETITION = {
+    "no_repeat_ngram_size": (0, NoRepeatNGramLogitsProcessor),
+    "repetition_penalty": (1.0, RepetitionPenaltyLogitsProcessor),
+}
 
 
 @dataclass
@@ -260,6 +283,10 @@ class Summarizer:
         options, processors = dict(self.options), list(self.processors)
         if any(window.dataset is not None for window in windows):
             options["dataset"] = [window.dataset for window in windows]
+        for name, (off, processor) in REPETITION.items() if self.prompt is not None else ():
+            if (value := self.setting(name)) not in (None, off):
+                processors.append(OfSummary(processor(value), skipped + 1))
+                options[name] = off
         max_lengths = [window.max_length for window in windows]
         if self.eos:
             min_lengths = [window.min_length for window in windows]

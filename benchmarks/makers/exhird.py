@@ -3,7 +3,7 @@
 from functools import partial
 from statistics import mean
 
-from . import grouped, load, milliseconds, page, provenance, ratio, rows_of, table
+from . import grouped, load, milliseconds, page, ratio, rows_of, table
 
 
 def exhird_speed() -> str:
@@ -64,21 +64,20 @@ OVER_SMOLLM2 = {
 
 def exhird_smollm2() -> str:
     """The generator over SmolLM2 and what it is compared with, on whole test splits; and windows of exclusion."""
-    record, windows = load("exhird_smollm2"), load("exhird_smollm2_windows")
+    record = load("exhird_smollm2")
     title = (
         f"{documents_of(record)}, in per cent by the convention `exhird`, with 95% intervals over documents; phrases of a document, and "
         "the share of phrases that repeat an earlier one:"
     )
-    title_of_windows = f"The default model with other windows of exclusion, {documents_of(windows)}:"
     command = "exhird_smollm2.py --data PATH --work FOLDER"
-    lines = [title, "", *of_systems(record), "", provenance(record), "", title_of_windows, "", *of_systems(windows)]
-    return page(lines, windows, f"{command}` and with `--rows 500 --name exhird_smollm2_windows --modes ...")
+    command += f" --rows {record['settings']['rows']}" if record["settings"]["rows"] else ""
+    return page([title, "", *of_systems(record)], record, command)
 
 
 def documents_of(record: dict) -> str:
     """How many documents were read."""
     documents = {scores["documents"] for row in record["results"] for scores in row["scores"].values()}
-    return f"{' or '.join(f'{n:,}' for n in sorted(documents))} test documents"
+    return f"The first {' or '.join(f'{n:,}' for n in sorted(documents))} test documents"
 
 
 def of_systems(record: dict) -> list[str]:
