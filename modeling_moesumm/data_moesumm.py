@@ -391,12 +391,12 @@ class TemperatureSampler(Sampler[int]):
         sampled = indices[torch.randperm(len(indices), generator=generator)]
         if self.lengths is None:
             return iter(sampled.tolist())
-        windows = sampled.split(GROUPED_BATCHES * self.batch_size)
-        return (row for window in windows for row in self.group(window, generator).tolist())
+        windows, lengths = sampled.split(GROUPED_BATCHES * self.batch_size), self.lengths
+        return (row for window in windows for row in self.group(window, lengths[window], generator).tolist())
 
-    def group(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def group(self, rows: torch.Tensor, lengths: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The rows in batches of similar lengths, in random order; an incomplete batch comes last."""
-        batches = rows[self.lengths[rows].argsort(descending=True, stable=True)].split(self.batch_size)
+        batches = rows[lengths.argsort(descending=True, stable=True)].split(self.batch_size)
         full = len(rows) // self.batch_size
         order = torch.randperm(full, generator=generator).tolist()
         return torch.cat([*(batches[i] for i in order), *batches[full:]])
