@@ -6,6 +6,7 @@
 The texts are in own_texts/smollm2.json, the judgements of what was written in log/.
 """
 
+import argparse
 import json
 from pathlib import Path
 
@@ -18,7 +19,11 @@ TEXTS = Path(__file__).resolve().parent / "own_texts" / "smollm2.json"
 
 def main():
     """Prints each text's answer."""
-    texts = json.loads(TEXTS.read_text(encoding="utf-8"))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--texts", type=Path, default=TEXTS, help="definitions, summaries and questions, as in the default"
+    )
+    texts = json.loads(parser.parse_args().texts.read_text(encoding="utf-8"))
     for row, found in zip(texts["definitions"], pipeline("definition-modeling")(texts["definitions"]), strict=True):
         print(f"{row['term']} ({row['context']}): {found['definition']}")
     rows = texts["summaries"]
