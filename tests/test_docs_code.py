@@ -180,15 +180,15 @@ def save_model(model: PreTrainedModel, folder, **tokens) -> None:
 
 def prepare(page: str, folder) -> None:
     """Adds what only this page expects."""
-    if page == "exhird.md":
+    if page.startswith("exhird"):
         for part in (tiny_causal().backbone, causal_tokenizer()):
             part.save_pretrained(folder / "HuggingFaceTB/SmolLM2-135M")
-    if page == "definitions.md":
+    if page.startswith("definitions"):
         save_model(tiny_lexicon(LexiconForCausalLM, max_position_embeddings=256), folder / "mixture")
         save_model(
             tiny_lexicon(LexiconForSequenceClassification, max_position_embeddings=256, num_labels=1), folder / "reward"
         )
-    if page == "merging.md":
+    if page.startswith("merging"):
         (recipe,) = (block for block in blocks_of("README.md", "yaml") if "experts:" in block)
         for seed, name in enumerate(("llama-base", "llama-law", "llama-medicine")):
             save_expert(folder / name, seed)
@@ -198,7 +198,7 @@ def prepare(page: str, folder) -> None:
         save_expert(folder / "llama-base", 0, tied=True)
         base = LlamaForCausalLM.from_pretrained(folder / "llama-base")
         get_peft_model(base, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(folder / "adapters" / "law")
-    if page == "summarization.md":
+    if page.startswith("summarization"):
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMMARIES), encoding="utf-8")
         rows = [row | {"dataset": name} for row in SUMMARIES[::3] for name in ("papers", "clinic")]
         (folder / "summaries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
