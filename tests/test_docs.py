@@ -202,6 +202,12 @@ def test_every_link_leads_somewhere(page):
     assert broken == []
 
 
+def test_the_site_has_every_page_and_all_of_its_settings():
+    settings, _, nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")
+    assert all(f"\n{name}:" in settings for name in ("theme", "plugins", "hooks", "markdown_extensions", "validation"))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= set(re.findall(r"\w+\.md", nav))
+
+
 def test_the_readme_is_short_and_has_no_relative_links():
     """A package index shows it without the files beside it."""
     assert len(README.splitlines()) <= 120
