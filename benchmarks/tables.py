@@ -87,7 +87,6 @@ MAKERS = {
     "table:forty_texts": verdicts.forty_texts,
     "result:first_screen": domains.first_screen,
     "result:peers": domains.comparison,
-    "result:speed": domains.speed,
     "result:merging": merging.comparison,
     "result:quickstart": quickstart,
 }

@@ -200,19 +200,6 @@ def inspec_alone() -> str:
     return f"{means} (means of {min(map(len, scores.values()))} seeds)"
 
 
-def speed() -> str:
-    """Documents a second of the default model, of its int8 graph, and of its peers, in one line."""
-    rows = load("export")["results"]
-    names = {
-        "PyTorch float32": "default model",
-        "openvino int8": "in int8 (OpenVINO)",
-        "YAKE": f"{peer('export', 'YAKE')} (on one core)",
-        "KeyBERT": "KeyBERT (which encodes every n-gram)",
-    }
-    speeds = ", ".join(f"{name} {rows[row]['per_second']:.0f}" for row, name in names.items())
-    return f"Abstracts a second on two CPU cores: {speeds}. [How measured]({DOCS}/export.md)."
-
-
 def exported() -> str:
     """The default model in PyTorch and as graphs, beside YAKE and KeyBERT: speed, quality, size, start-up and memory."""
     record, rows = load("export"), []

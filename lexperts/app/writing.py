@@ -57,7 +57,7 @@ class Writers:
         row = {"term": self.check("term", term), "context": self.check("context", context)}
         found = self.open(DEFINITIONS)(row)
         missing = "" if row["term"].lower() in row["context"].lower() else " The context does not contain the term."
-        note = f"The model's mean probability of a token is {found['score']:.2f}.{missing}"
+        note = f"Its tokens have a probability of {found['score']:.2f} (geometric mean).{missing}"
         return section(escape(row["term"]), f'<p class="lx-text">{escape(found["definition"])}</p>', note)
 
     def summarize(self, text: str, dataset: str) -> str:
