@@ -100,6 +100,14 @@ def test_a_decoder_is_trained_scored_and_run_on_files(backbone, files, tmp_path,
     assert "'loss'" not in capsys.readouterr().out
 
 
+def test_without_evaluation_none_is_made(backbone, files, tmp_path, capsys):
+    train.main(arguments(backbone, files, tmp_path / "run", "--eval-strategy", "no"))
+    out = capsys.readouterr().out
+    assert "The model is in" in out and "validation loss" not in out
+    states = [json.loads(path.read_text()) for path in (tmp_path / "run").glob("checkpoint-*/trainer_state.json")]
+    assert states and not any("eval_loss" in entry for state in states for entry in state["log_history"])
+
+
 def test_options_of_other_models_are_named(backbone, files, tmp_path):
     assert "--data" in fails(train.main, *arguments(backbone, files, tmp_path / "a", "--data", str(tmp_path)))
     assert "--plateau-schedule" in fails(

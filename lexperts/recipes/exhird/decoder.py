@@ -74,7 +74,8 @@ def set_up_decoder(model_args: ModelArguments, data_args: DataArguments, overwri
         attention_dropout=model_args.attention_dropout, max_source_length=data_args.max_source_length,
     )  # fmt: skip
     rows = make_rows(splits, tokenizer, model.config, data_args)
-    keep_best(training_args, "loss", greater_is_better=False)
+    if training_args.eval_strategy != "no":
+        keep_best(training_args, "loss", greater_is_better=False)
     training_args.prediction_loss_only = True
     collator = DataCollatorForPrompts(tokenizer, answers_only=True)
     return folder, CheckpointTrainer(**trainer_options(model, training_args, rows, collator, tokenizer))

@@ -168,7 +168,8 @@ def train(*groups) -> None:
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
     generate.save_pretrained(output)
     per = "token" if isinstance(trainer.model, ExhirdForCausalLM) else "document"
-    print(f"validation loss per {per} {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
+    if trainer.state.best_metric is not None:
+        print(f"validation loss per {per} {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
     if data_args.test_files and trainer.is_world_process_zero():
         evaluate(EvaluateArguments(output, data_args.test_files))
         print_examples(generate, next(iter(parse_test_files(data_args.test_files).values())), data_args.show)
