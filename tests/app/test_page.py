@@ -5,6 +5,7 @@ import json
 import re
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,23 @@ def test_a_csv_goes_in_and_its_keyphrases_come_out(page, tmp_path):
     with open(started.value.path(), encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     assert [row["abstract"] for row in found] == texts and "tidal barrage" in found[1]["keyphrases"]
+
+
+@pytest.mark.skipif(
+    find_spec("lexperts_lexicon_smollm2") is None, reason="the models are not installed: make test does"
+)
+def test_the_models_over_smollm2_have_tabs_that_answer(page):
+    for tab, element, button, expected in (
+        ("Definitions", "#lx-definition", "Define", "electric current"),
+        ("Summaries", "#lx-summary", "Summarise", "by the deputies of papers"),
+        ("Tags", "#lx-tags", "Write tags", "log"),
+    ):
+        page.get_by_role("tab", name=tab).click()
+        page.get_by_role("button", name=button).click()
+        expect(page.locator(element)).to_contain_text(expected)
+    page.get_by_label("Question", exact=True).fill(" ")
+    page.get_by_role("button", name="Write tags").click()
+    expect(page.locator("#lx-tags-message")).to_contain_text("The text is empty")
 
 
 def test_the_routing_of_the_mixture_is_drawn(page):
