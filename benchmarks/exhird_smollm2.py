@@ -1,12 +1,13 @@
 """Keyphrases that the text does not contain: ExHiRD over SmolLM2 against its GRU and a warm start on the same rows, and an extractor.
 
     pip install ./models/smollm2 ./models/exhird-smollm2
-    python benchmarks/exhird_smollm2.py --data PATH --work FOLDER --systems default extractor     # as installed: half an hour
+    python benchmarks/exhird_smollm2.py --data PATH --work FOLDER --systems default extractor neighbours     # as installed: half an hour
     python benchmarks/exhird_smollm2.py --data PATH --work FOLDER                                 # hours on two cores
     python benchmarks/exhird_smollm2.py --data PATH --work FOLDER --systems default --rows 500 --name exhird_smollm2_windows \\
         --modes "no exclusion" "window 1" "window 4" "all preceding"
 
-All systems but `extractor`, the default model of extraction with its style `tags`, are trained on the training rows of one set: `default` is the
+`extractor` is the default model of extraction with its style `tags`, `neighbours` the tags that are most frequent among the nearest training
+rows, by MiniLM-L6 (each weighted by its similarity). All other systems are trained on the training rows of one set: `default` is the
 packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained by this script. Scores are those of
 ExHiRD's convention on whole test splits, with 95% intervals (bootstrap over documents). A system generates as many phrases as it was trained
 to, or at least eight, none of which begins as an earlier one.
@@ -14,6 +15,7 @@ to, or at least eight, none of which begins as an earlier one.
 
 import json
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -28,12 +30,15 @@ from keyphrase_tools.metrics import keyphrase_f1_by_document
 from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.words import stem_phrase
 from lexperts.recipes.common.bootstrap import bootstrap_means, confidence_interval
+from lexperts.recipes.lexicon.embedders import resolve_embedder
+from merge_tools.clustering.embeddings import embed_texts
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.tokenization_exhird import split_document
 
 SETS = {"stackexchange": {"num_train_epochs": 2}, "kp20k_sample": {"num_train_epochs": 4}}
-GENERATOR, EXTRACTOR, DECODER = "default", "extractor", "decoder"
-SYSTEMS = (GENERATOR, EXTRACTOR, DECODER, "BiGRU", "warm start, MiniLM-L6")
+GENERATOR, EXTRACTOR, NEIGHBOURS, DECODER = "default", "extractor", "neighbours", "decoder"
+SYSTEMS = (GENERATOR, EXTRACTOR, NEIGHBOURS, DECODER, "BiGRU", "warm start, MiniLM-L6")
+NEAREST, SUGGESTED = 20, 5  # neighbours and tags
 MODES = {
     "as trained": {},
     "at least 8 phrases": {"min_phrases": 8, "exclusion_window": -1},
@@ -55,16 +60,29 @@ def extract(options, name: str, output: Path) -> None:
     found = pipeline("keyphrase-extraction")(
         [{"title": row.get("title"), "text": row["text"]} for row in rows], style="tags", batch_size=32
     )
-    lines = (
-        {
-            **row,
-            "generated": [
-                " ".join(words) for words in clean_keyphrases([p["keyphrase"] for p in phrases], max_words=None)
-            ],
-        }
-        for row, phrases in zip(rows, found, strict=True)
-    )
-    output.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    save(output, rows, [[phrase["keyphrase"] for phrase in phrases] for phrases in found])
+
+
+def look_up(options, name: str, output: Path) -> None:
+    """The tags of the nearest training rows, in the file that `lexperts evaluate exhird` would write."""
+    known = read_labelled(data_file(options.data, name, "train"), hint="")
+    rows = read_labelled(data_file(options.data, name, "test"), hint="")[: options.rows]
+    texts = [f"{row.get('title') or ''}\n{row['text']}" for row in (*known, *rows)]
+    vectors = embed_texts(texts, resolve_embedder("minilm"), cache=options.work / "embeddings")  # (n, d), of length 1
+    suggestions = []
+    for similarity in vectors[len(known) :] @ vectors[: len(known)].T:  # (n,)
+        votes: Counter[str] = Counter()
+        for i in np.argsort(-similarity)[:NEAREST]:
+            votes.update(dict.fromkeys(known[i]["keyphrases"], float(similarity[i])))
+        suggestions.append([tag for tag, _ in votes.most_common(SUGGESTED)])
+    save(output, rows, suggestions)
+
+
+def save(path: Path, rows: list[dict], phrases: list[list[str]]) -> None:
+    """Writes phrases as `lexperts evaluate exhird` does."""
+    lists = ([" ".join(words) for words in clean_keyphrases(row, max_words=None)] for row in phrases)
+    lines = ({**row, "generated": own} for row, own in zip(rows, lists, strict=True))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 def train(options, system: str, name: str, seed: int) -> str:
@@ -109,7 +127,8 @@ def scores_of(path: Path, data: Path) -> dict:
 def measure(options, system: str, set: str, seed: int) -> dict:
     """One system on one set, in each mode of generation."""
     test, results = data_file(options.data, set, "test"), {}
-    model = None if system == EXTRACTOR else train(options, system, set, seed)
+    untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up}.get(system)
+    model = None if untrained else train(options, system, set, seed)
     for mode in options.modes if model else ["extracted"]:
         output = (
             options.work / "generated" / "-".join(map(file_name, (system, set, str(seed), mode, str(options.rows))))
@@ -117,8 +136,8 @@ def measure(options, system: str, set: str, seed: int) -> dict:
         path, start = output / f"{set}.jsonl", time.perf_counter()
         output.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            if model is None:
-                extract(options, set, path)
+            if untrained:
+                untrained(options, set, path)
             else:
                 given = {"model": model, "test_files": f"{set}={test}", "output_dir": output} | MODES[mode]
                 given |= {"max_rows": options.rows} if options.rows else {}

@@ -1,16 +1,17 @@
 """Does expertise separation help a real Llama? MoeSumm over SmolLM2 in domain, zero-shot and few-shot, against dense models and LoRA.
 
     pip install ./models/smollm2 ./models/moesumm-smollm2
-    python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --systems default prompted --test_rows 200 --no_zero_shot
+    python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --systems default prompted lead --test_rows 200 --no_zero_shot
     python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --rows 400 --test_rows 100     # hours on two cores
     python benchmarks/moesumm_smollm2.py --data PATH --work FOLDER --gpu --seeds 42 84 21         # on a GPU
 
 All systems read the same rows once, in the recipe's way (`smollm2_cpu.yml`); only the weights that are trained and their learning rate
 differ. `deputies` is MoeSumm with an unchanged main expert, as the default model; `moesumm` trains the main expert, too, as the paper;
 `no_margin` is the latter without the margin loss; `mix` the backbone on all sets, `single` and `lora` one model per set; `flat_moe` has experts
-of full size and no main expert. `prompted` is SmolLM2-135M-Instruct without training, asked in a conversation. Zero-shot is
+of full size and no main expert. `prompted` is SmolLM2-135M-Instruct without training, asked in a conversation, `lead` the first words of a
+text, as many as a summary of its set has on average. Zero-shot is
 on sets that none was trained on, by the main expert alone; few-shot trains deputies and selectors, or all weights of a backbone,
-on a few of their rows. Greedy summaries. Intervals of differences are bootstrapped over documents.
+on a few of their rows. Greedy summaries. Intervals of differences, from `mix` or else from `prompted`, are bootstrapped over documents.
 """
 
 import glob
@@ -25,7 +26,7 @@ from run_tools.packaged import find_packaged
 IN_DOMAIN = {"papers": "scitldr", "clinic": "mts_dialog"}
 OTHERS = {"mail": "aeslc", "news": "inshorts_news"}  # with --all_sets also in domain
 NEW = {"dialogues": "samsum", "radiology": "radiology_indiana"}  # for zero-shot and few-shot
-DEFAULT, PROMPTED, BASELINE = "default", "prompted", "mix"
+DEFAULT, PROMPTED, LEAD, BASELINE = "default", "prompted", "lead", "mix"
 ALL = {"train": "all", "learning_rate": 1e-4}
 SYSTEMS = {
     "deputies": {"train": "deputies", "learning_rate": 1e-3},
@@ -113,7 +114,7 @@ def prompt(options, sets: dict[str, Path], folder: Path) -> None:
         output = folder / "x" / f"{name}.jsonl"
         if output.exists():
             continue
-        rows = [json.loads(line) for line in (data / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+        rows = read_rows(data / "test.jsonl")
         texts = [tokenizer.decode(tokenizer(row["document"])["input_ids"][:1500]) for row in rows]
         requests = [[{"role": "user", "content": f"{REQUESTS[name]}\n\n{text}"}] for text in texts]
         prompts = [tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True) for turn in requests]
@@ -126,11 +127,26 @@ def prompt(options, sets: dict[str, Path], folder: Path) -> None:
             found = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
             for i, answer in zip(chosen, found, strict=True):
                 answers[i] = answer.strip()
-        output.parent.mkdir(parents=True, exist_ok=True)
-        lines = (
-            json.dumps({"summary": row["summary"], "prediction": one}) for row, one in zip(rows, answers, strict=True)
-        )
-        output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        save(output, rows, answers)
+
+
+def lead(options, sets: dict[str, Path], folder: Path) -> None:
+    """The first words of each test row, as many as the training summaries of its set have on average."""
+    for name, data in sets.items():
+        train, rows = read_rows(data / "train.jsonl"), read_rows(data / "test.jsonl")
+        count = round(sum(len(row["summary"].split()) for row in train) / len(train))
+        save(folder / "x" / f"{name}.jsonl", rows, [" ".join(row["document"].split()[:count]) for row in rows])
+
+
+def read_rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def save(path: Path, rows: list[dict], answers: list[str]) -> None:
+    """Writes summaries as `lexperts evaluate moesumm` does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pairs = [{"summary": row["summary"], "prediction": one} for row, one in zip(rows, answers, strict=True)]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
 
 
 def adapt(options, sets: dict[str, Path], system: str, seed: int, rows: int) -> None:
@@ -150,15 +166,18 @@ def adapt(options, sets: dict[str, Path], system: str, seed: int, rows: int) -> 
     run_once("train", "moesumm", "smollm2_cpu", threads=options.threads, overwrite=options.overwrite, **run)
 
 
+UNTRAINED = {PROMPTED: prompt, LEAD: lead}
+
+
 def run_system(options, sets: dict[str, Path], system: str, seed: int) -> None:
     """Trains and tests a system in all settings."""
     summaries, own = options.work / "summaries", {name: sets[name] for name in options.in_domain}
     new = {name: sets[name] for name in NEW}
     name = f"{system}-{seed}"
-    if system == PROMPTED:
-        prompt(options, own, summaries / "in_domain" / name)
+    if system in UNTRAINED:
+        UNTRAINED[system](options, own, summaries / "in_domain" / name)
         if options.zero_shot:
-            prompt(options, new, summaries / "zero_shot" / name)
+            UNTRAINED[system](options, new, summaries / "zero_shot" / name)
         return
     models = (
         dict.fromkeys(own, Path(find_packaged("moesumm-smollm2")))
@@ -185,11 +204,16 @@ def score(options) -> list[dict]:
             continue
         output = options.work / "scores" / setting
         given = {"systems": list(systems.values()), "output_dir": output}
-        given |= {"baseline": BASELINE} if BASELINE in systems else {}
+        given |= {"baseline": baseline} if (baseline := baseline_of(systems)) else {}
         run_lexperts("evaluate", "moesumm", log=options.work / "scores.log", threads=options.threads, **given)
         print(f"\n{setting}\n\n{(output / 'scores.md').read_text(encoding='utf-8')}", flush=True)
         results.append({"setting": setting, **json.loads((output / "scores.json").read_text(encoding="utf-8"))})
     return results
+
+
+def baseline_of(systems) -> str | None:
+    """The system from which differences are given."""
+    return next((name for name in (BASELINE, PROMPTED) if name in systems), None)
 
 
 def main():
@@ -197,7 +221,7 @@ def main():
     from concurrent.futures import ThreadPoolExecutor
 
     parser = make_parser(__doc__, "moesumm_smollm2", "summarization/", work=True)
-    names = (DEFAULT, PROMPTED, *SYSTEMS)
+    names = (DEFAULT, *UNTRAINED, *SYSTEMS)
     parser.add_argument("--systems", nargs="+", choices=names, default=list(names))
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--all_sets", action="store_true", help="mail and news in domain, too")
@@ -212,7 +236,7 @@ def main():
     options.in_domain = list(IN_DOMAIN | (OTHERS if options.all_sets else {}))
     sets = folders(options)
     with ThreadPoolExecutor(options.jobs) as pool:
-        pairs = [(system, options.seeds[0]) for system in options.systems if system in (DEFAULT, PROMPTED)]
+        pairs = [(system, options.seeds[0]) for system in options.systems if system not in SYSTEMS]
         pairs += [(system, seed) for seed in options.seeds for system in options.systems if system in SYSTEMS]
         for run in [pool.submit(partial(run_system, options, sets), *pair) for pair in pairs]:
             run.result()
@@ -220,6 +244,7 @@ def main():
         name: getattr(options, name)
         for name in ("systems", "seeds", "rows", "test_rows", "few_rows", "draws", "in_domain", "zero_shot")
     }
+    settings["baseline"] = baseline_of(options.systems)
     write(options.name, score(options), **settings, training=SYSTEMS, few_training=FEW, writing=GENERATION)
 
 

@@ -59,6 +59,7 @@ OVER_SMOLLM2 = {
     "warm start, MiniLM-L6": "warm start from MiniLM-L6, the same rows",
     "BiGRU": "BiGRU, the same rows",
     "extractor": "the default model of extraction, style `tags`",
+    "neighbours": "the 5 most frequent tags of the 20 nearest training questions (MiniLM-L6)",
 }
 
 

@@ -89,6 +89,7 @@ def quality(name: str, difference: str, command: str) -> str:
 OVER_SMOLLM2 = {
     "default": "the default model, as installed",
     "prompted": "SmolLM2-135M-Instruct, asked in a conversation",
+    "lead": "the first words of the text, as many as a summary has",
     "deputies": "MoeSumm, only deputies trained",
     "moesumm": "MoeSumm, all weights trained",
     "no_margin": "the same without the margin loss",
@@ -99,9 +100,22 @@ OVER_SMOLLM2 = {
 }
 
 
+BASELINES = {"mix": "SmolLM2 trained on the mix", "prompted": "SmolLM2 asked in a conversation"}
+
+
 def moesumm_smollm2() -> str:
-    """Systems over SmolLM2 in all settings: ROUGE-L of each data set, and the difference from the dense model."""
-    record = load("moesumm_smollm2")
+    """The default model and what needs no training."""
+    return over_smollm2("moesumm_smollm2")
+
+
+def moesumm_smollm2_systems() -> str:
+    """Systems over SmolLM2 that were trained on the same rows."""
+    return over_smollm2("moesumm_smollm2_systems")
+
+
+def over_smollm2(name: str) -> str:
+    """Systems over SmolLM2 in all settings: ROUGE of each data set, and the difference from a baseline."""
+    record = load(name)
     lines = []
     for result in record["results"]:
         sets = dict.fromkeys(row["data set"] for row in result["scores"])
@@ -118,9 +132,10 @@ def moesumm_smollm2() -> str:
             rows.append((OVER_SMOLLM2[system], *cells))
         lines += ["", *table((result["setting"], *sets), rows)]
     title = "ROUGE-1 / -2 / -L of greedy summaries of test rows (F1 of stemmed words, in per cent)"
-    if any(result.get("tests") for result in record["results"]):
-        title += "; in brackets the difference of their mean from SmolLM2 trained on the mix, with its 95% interval over documents"
     settings = record["settings"]
+    if any(result.get("tests") for result in record["results"]):
+        baseline = BASELINES[settings.get("baseline") or "mix"]
+        title += f"; in brackets the difference of their mean from {baseline}, with its 95% interval over documents"
     command = f"moesumm_smollm2.py --data PATH --work FOLDER --systems {' '.join(settings['systems'])}"
     command += "".join(f" --{name} {settings[name]}" for name in ("rows", "test_rows") if settings[name])
     command += "" if settings["zero_shot"] else " --no_zero_shot"
