@@ -364,6 +364,7 @@ def export(
     format: str,
     *,
     converter: str | Path | None = None,
+    quantize: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Writes the same weights in another format. Returns what was written.
@@ -372,6 +373,7 @@ def export(
         format: "lexicon" (supports all policies), the model_type of the family's mixture such as "mixtral" (opens
             without this package), or "gguf" (one file for llama.cpp, see `export_gguf`).
         converter: for "gguf", llama.cpp's convert_hf_to_gguf.py, to be run instead of the package `gguf`.
+        quantize: for "gguf", "q8_0" for weights of 8 bits.
         mixture, out, progress: as in `add`; for "gguf" `out` is a file.
 
     Raises:
@@ -380,9 +382,10 @@ def export(
     if format == "gguf":
         from .gguf_export import export_gguf
 
-        return export_gguf(mixture, out, converter=converter, progress=progress)
-    if converter is not None:
-        raise MergeError("A converter is for the format gguf alone. Use --format gguf, or leave --converter out.")
+        return export_gguf(mixture, out, converter=converter, quantize=quantize, progress=progress)
+    for name, value in {"converter": converter, "quantize": quantize}.items():
+        if value is not None:
+            raise MergeError(f"{name} is for the format gguf alone. Use --format gguf, or leave --{name} out.")
     old = Mixture.open(mixture)
     stock = old.shape.mixture.model_type
     if format not in (stock, "lexicon"):

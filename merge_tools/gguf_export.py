@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from .tensor_files import PIECE, TORCH_NAMES, TensorEntry, read_blocks
 
 CONVERTER = "LLAMA_CPP_CONVERTER"
 ALIGNMENT = 32  # bytes, of a tensor's data in a GGUF file
+QUANTIZED = "Q8_0"  # 8 bits: 32 weights share a float16 scale
+GROUP, GROUP_BYTES = 32, 34
 ROPES = {"LLAMA": ("default", "linear", "yarn", "llama3"), "QWEN3MOE": ("default", "linear", "yarn")}
 YARN = ("rope_type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate")
 
@@ -49,10 +51,13 @@ class GgufTensor:
     @property
     def nbytes(self) -> int:
         """Size in bytes without the padding after it."""
-        return math.prod(self.shape) * (4 if self.dtype == "F32" else 2)
+        count = math.prod(self.shape)
+        return count // GROUP * GROUP_BYTES if self.dtype == QUANTIZED else count * (4 if self.dtype == "F32" else 2)
 
     def blocks(self) -> Iterator[np.ndarray]:
         """Yields its elements in blocks."""
+        import gguf
+
         if self.values is not None:
             yield self.values
         for part in self.parts:
@@ -60,19 +65,29 @@ class GgufTensor:
                 if self.heads:
                     half = part.shape[0] // self.heads // 2
                     block = np.ascontiguousarray(block.reshape(2, half, -1).swapaxes(0, 1)).ravel()
-                yield block if self.dtype == part.dtype else to_float32(block, part.dtype)
+                if self.dtype != part.dtype:
+                    block = to_float32(block, part.dtype)
+                if self.dtype == QUANTIZED:
+                    block = gguf.quantize(block.reshape(-1, GROUP), gguf.GGMLQuantizationType[QUANTIZED])
+                yield block
 
 
 def export_gguf(
-    mixture: str | Path, out: str | Path, *, converter: str | Path | None = None, progress: Progress | None = None
+    mixture: str | Path,
+    out: str | Path,
+    *,
+    converter: str | Path | None = None,
+    quantize: str | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Writes a mixture as a GGUF file. The weights keep their dtype; norms, biases and gates are float32.
+    """Writes a mixture as a GGUF file. The weights keep their dtype, or are quantized; norms, biases and gates are float32.
 
     Args:
         mixture: a folder with a mixture of a stock class, also one of mergekit after `split_fused_experts`.
         out: the file, which must not exist.
         converter: llama.cpp's convert_hf_to_gguf.py, to be run instead. Default: the environment variable
             LLAMA_CPP_CONVERTER; without it the file is written here by the package `gguf`.
+        quantize: "q8_0" for weights of 8 bits, rounded as llama.cpp does, without a converter; llama-quantize has more.
         progress: receives the progress.
 
     Returns:
@@ -91,7 +106,11 @@ def export_gguf(
             f"llama.cpp's own {kind.model_type} does not normalise the weights of the selected experts, and divides zero by "
             "zero for the shared expert. Leave out --converter: the file is then a llama, which computes the same."
         )
-    converter = converter or (None if rewritten else os.environ.get(CONVERTER))
+    if quantize not in (None, QUANTIZED.lower()):
+        raise MergeError(f"Invalid quantize: {quantize!r:.60}. Use {QUANTIZED.lower()}; llama-quantize has more.")
+    if quantize and converter:
+        raise MergeError("A converter does not quantize. Leave out --converter, or run llama-quantize on its file.")
+    converter = converter or (None if rewritten or quantize else os.environ.get(CONVERTER))
     try:
         import gguf  # noqa: F401
     except ImportError as error:
@@ -103,6 +122,8 @@ def export_gguf(
             nbytes = path.stat().st_size
         return {"out": str(out), "bytes": nbytes, "written_by": str(converter), "warnings": warnings}
     tensors = plan_tensors(source, shape, kind)
+    if quantize:
+        tensors = [quantized(tensor) for tensor in tensors]
     check_output_file(out, source, sum(tensor.nbytes + ALIGNMENT for tensor in tensors))
     with staged_file(out) as path:
         write_header(path, source, shape, kind, tensors)
@@ -250,6 +271,21 @@ def plan_tensors(source: Source, shape: Shape, kind: MixtureClass) -> list[GgufT
     return tensors
 
 
+def quantized(tensor: GgufTensor) -> GgufTensor:
+    """A matrix in 8 bits; vectors, and the gates' float32, stay.
+
+    Raises:
+        MergeError: if the length of its rows is not a multiple of the weights that share a scale.
+    """
+    if len(tensor.shape) < 2 or ".ffn_gate_inp." in tensor.name:
+        return tensor
+    if tensor.shape[-1] % GROUP:
+        raise MergeError(
+            f"{tensor.name!r} has rows of {tensor.shape[-1]}, and {QUANTIZED} needs a multiple of {GROUP}."
+        )
+    return replace(tensor, dtype=QUANTIZED)
+
+
 def take_shared_expert(source: Source, part: RoutedPart, shape: Shape, take: Callable):
     """Checks that a shared expert adds nothing: the file has none."""
     for name, dims in part.zero_tensors(shape).items():
@@ -292,6 +328,7 @@ def write_header(path: Path, source: Source, shape: Shape, kind: MixtureClass, t
         "BF16": gguf.LlamaFileType.MOSTLY_BF16,
         "F16": gguf.LlamaFileType.MOSTLY_F16,
         "F32": gguf.LlamaFileType.ALL_F32,
+        QUANTIZED: gguf.LlamaFileType.MOSTLY_Q8_0,
     }
     writer.add_file_type(types[tensors[0].dtype])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)

@@ -316,6 +316,9 @@ def export(
             "environment variable LLAMA_CPP_CONVERTER.",
         ),
     ] = None,
+    quantize: Annotated[
+        str | None, typer.Option(metavar="q8_0", help="For gguf: weights of 8 bits. Default: their dtype.")
+    ] = None,
     from_mergekit: Annotated[
         bool, typer.Option("--from-mergekit", help="DIR is a mixture of mergekit 0.1.5: split its fused experts.")
     ] = False,
@@ -332,7 +335,7 @@ def export(
         if from_mergekit:
             edit(view, out, merge_tools.split_fused_experts, folder, out)
         else:
-            edit(view, out, merge_tools.export, folder, out, format, converter=converter)
+            edit(view, out, merge_tools.export, folder, out, format, converter=converter, quantize=quantize)
 
 
 @app.command()

@@ -91,6 +91,39 @@ def test_weights_keep_bfloat16_and_norms_and_gates_are_float32(tmp_path):
     }
 
 
+def test_eight_bits_are_near_the_stored_weights_and_norms_and_gates_stay(tmp_path):
+    folder = compose_case(tmp_path, "llama, gpt-2")
+    export(folder, tmp_path / "stored.gguf", "gguf")
+    export(folder, tmp_path / "small.gguf", "gguf", quantize="q8_0")
+    stored, small = (
+        {t.name: t for t in gguf.GGUFReader(tmp_path / f"{name}.gguf").tensors} for name in ("stored", "small")
+    )
+    assert stored.keys() == small.keys()
+    kinds = set()
+    for name, tensor in small.items():
+        expected, kind = stored[name].data, tensor.tensor_type
+        kinds.add((len(expected.shape) > 1 and "ffn_gate_inp" not in name, kind.name))
+        found = gguf.dequantize(tensor.data, kind) if kind.name == "Q8_0" else tensor.data
+        if kind.name == "F32":
+            assert np.array_equal(expected, found), name
+            continue
+        groups, errors = expected.reshape(-1, 32), np.abs(expected - found).reshape(-1, 32)
+        steps = np.abs(groups).max(1, keepdims=True) / 127
+        assert (errors <= (0.5 + 127 * 2**-11) * steps).all(), name  # the scale is a float16
+    assert kinds == {(True, "Q8_0"), (False, "F32")}
+
+
+def test_other_quantizations_and_odd_rows_are_refused(tmp_path):
+    folder = compose_case(tmp_path, "llama, gpt-2")
+    with pytest.raises(MergeError, match="Invalid quantize: 'q4_k'. Use q8_0"):
+        export(folder, tmp_path / "out.gguf", "gguf", quantize="q4_k")
+    with pytest.raises(MergeError, match="A converter does not quantize"):
+        export(folder, tmp_path / "out.gguf", "gguf", quantize="q8_0", converter=tmp_path / "convert.py")
+    with pytest.raises(MergeError, match="quantize is for the format gguf alone"):
+        export(folder, tmp_path / "out", "lexicon", quantize="q8_0")
+    assert not (tmp_path / "out.gguf").exists() and not (tmp_path / "out").exists()
+
+
 def lexicon(tmp_path):
     return compose_case(tmp_path, "llama, gpt-2", 2, format="lexicon")
 
