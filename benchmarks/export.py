@@ -1,6 +1,6 @@
 """Speed, quality, size, start-up time and memory of the default model in PyTorch, ONNX and OpenVINO, beside YAKE and KeyBERT.
 
-    python benchmarks/export.py --data PATH --work FOLDER       # PATH/keyphrases/inspec; pip install lexperts[onnx,openvino] yake keybert
+    python benchmarks/export.py --data PATH --work FOLDER       # PATH/keyphrases/inspec; pip install 'lexperts[onnx,openvino]' yake keybert
 
 Each system runs in a process of its own, from texts to keyphrases, on the same test documents of Inspec; systems take turns, and
 the median of the rounds counts. int8 is calibrated and checked on validation documents. KeyBERT reads the first documents only.

@@ -1,6 +1,6 @@
 """Fine-tunes two tiny Llamas independently, merges them into one sparse Mixtral, and tunes its gates.
 
-    python examples/merge_experts.py               # about a minute on two cores; pip install lexperts[train,merge]
+    python examples/merge_experts.py               # about a minute on two cores; pip install 'lexperts[train,merge]'
 
 The base is a random model of a few thousand weights, so that nothing needs to be downloaded. With real models only the
 recipe is needed: `lexperts merge compose mixture.yml mixture`. `lexperts define run` does the same with definitions.

@@ -1,6 +1,6 @@
 """Fine-tunes a hypernetwork, which extracts keyphrases from a text conditioned on its title, with the stock Trainer.
 
-    python examples/train_hypernet.py              # about 2 minutes on two cores; pip install lexperts[train,offline]
+    python examples/train_hypernet.py              # about 2 minutes on two cores; pip install 'lexperts[train,offline]'
 
 For baselines, early stopping, classification and question answering use `lexperts train hypernet-keyphrases`,
 `hypernet-classes` and `hypernet-qa`.

@@ -1,6 +1,6 @@
 """Trains MoeSumm, one summariser with deputy experts for several domains, with the stock Trainer.
 
-    python examples/train_moesumm.py               # about 2 minutes on two cores; pip install lexperts[train]
+    python examples/train_moesumm.py               # about 2 minutes on two cores; pip install 'lexperts[train]'
     python examples/train_moesumm.py --backbone facebook/bart-base
 
 Without --backbone a tiny BART with random weights is used, which is too small to write summaries: it shows the steps.

@@ -1,6 +1,6 @@
 """Fine-tunes SEKE, a keyphrase extractor, with the stock Trainer, and extracts the keyphrases of a text.
 
-    python examples/train_seke.py                  # a few minutes on two cores; pip install lexperts[train,offline]
+    python examples/train_seke.py                  # a few minutes on two cores; pip install 'lexperts[train,offline]'
 
 For early stopping, several seeds, LoRA, calibration and a model card use `lexperts train seke`.
 """

@@ -176,7 +176,7 @@ def check_installed(format: str, precision: str) -> None:
         try:
             __import__(name)
         except ImportError as error:
-            raise ImportError(f"export needs {name}. Install it with: pip install lexperts[{format}]") from error
+            raise ImportError(f"export needs {name}. Install it with: pip install 'lexperts[{format}]'") from error
 
 
 def wrap(model, format: str) -> nn.Module:

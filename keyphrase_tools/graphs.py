@@ -114,7 +114,7 @@ def open_onnx(path: Path, threads: int, precision: str):
     try:
         import onnxruntime
     except ImportError as error:
-        raise ImportError("backend='onnx' needs onnxruntime. Install it with: pip install lexperts[onnx]") from error
+        raise ImportError("backend='onnx' needs onnxruntime. Install it with: pip install 'lexperts[onnx]'") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4  # errors are raised, and not also printed
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -161,7 +161,7 @@ def open_openvino(path: Path, threads: int, precision: str):
         import openvino
     except ImportError as error:
         raise ImportError(
-            "backend='openvino' needs openvino. Install it with: pip install lexperts[openvino], or beside lexperts-lite: pip "
+            "backend='openvino' needs openvino. Install it with: pip install 'lexperts[openvino]', or beside lexperts-lite: pip "
             "install openvino"
         ) from error
     options: dict = {"INFERENCE_NUM_THREADS": threads}

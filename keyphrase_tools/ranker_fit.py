@@ -52,7 +52,7 @@ def fit_ranker(
         from sklearn.linear_model import LogisticRegression
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:
-        raise ImportError("fit_ranker needs scikit-learn. Install it with: pip install lexperts[train]") from error
+        raise ImportError("fit_ranker needs scikit-learn. Install it with: pip install 'lexperts[train]'") from error
     tables = find_phrases(documents, check_language(language), classes)
     keys_of = [{tuple(stem(word, language) for word in phrase.split()) for phrase in of} for of in gold]
     right_of = [

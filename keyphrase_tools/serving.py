@@ -22,7 +22,7 @@ try:
     from starlette.responses import RedirectResponse
 except ImportError as error:
     raise ImportError(
-        f"The server needs {error.name}. Install it with: pip install lexperts[serve]", name=error.name
+        f"The server needs {error.name}. Install it with: pip install 'lexperts[serve]'", name=error.name
     ) from error
 
 from run_tools.memory import MemoryRelease

@@ -23,7 +23,7 @@ try:
     from scipy.stats import chi2_contingency
 except ImportError as error:
     raise ImportError(
-        "Specialisation needs pandas and scipy. Install them with: pip install lexperts[analysis]"
+        "Specialisation needs pandas and scipy. Install them with: pip install 'lexperts[analysis]'"
     ) from error
 
 # column of token_experts -> the paper's name
@@ -45,7 +45,7 @@ def load_spacy(name: str):
     try:
         import spacy
     except ImportError as error:
-        raise ImportError("Annotations need spaCy. Install it with: pip install lexperts[analysis]") from error
+        raise ImportError("Annotations need spaCy. Install it with: pip install 'lexperts[analysis]'") from error
     try:
         return spacy.blank(name.removeprefix("blank:")) if name.startswith("blank:") else spacy.load(name)
     except (OSError, ImportError) as error:

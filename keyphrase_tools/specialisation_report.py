@@ -41,7 +41,7 @@ def plot_specialisation(table, path: str | Path, title: str = "What experts spec
         from matplotlib import colormaps
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Plots need matplotlib. Install it with: pip install lexperts[analysis]") from error
+        raise ImportError("Plots need matplotlib. Install it with: pip install 'lexperts[analysis]'") from error
     columns = ["all" if name == "experts" else f"expert {name}" for name in table.columns]
     figure = Figure(figsize=(2.2 + 0.85 * len(columns), 1.4 + 0.45 * len(table)), layout="constrained")
     axes = figure.subplots()

@@ -57,7 +57,7 @@ def fit_word_classes(states: np.ndarray, classes: Sequence[int]) -> dict[str, li
         from sklearn.linear_model import LogisticRegression
     except ImportError as error:
         raise ImportError(
-            "fit_word_classes needs scikit-learn. Install it with: pip install lexperts[train]"
+            "fit_word_classes needs scikit-learn. Install it with: pip install 'lexperts[train]'"
         ) from error
     if missing := [name for i, name in enumerate(CLASSES) if i not in set(classes)]:
         raise ValueError(f"No word is of the class {missing[0]!r}. Use more texts.")

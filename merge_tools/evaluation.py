@@ -228,7 +228,7 @@ def plot_losses(result: dict[str, Any], path: str | Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("The plot needs matplotlib. Install it with: pip install lexperts[merge]") from error
+        raise ImportError("The plot needs matplotlib. Install it with: pip install 'lexperts[merge]'") from error
     domains = result["domains"]
     figure = Figure(figsize=(7, 1.4 + 0.45 * len(domains)), layout="constrained")
     axis = figure.subplots()

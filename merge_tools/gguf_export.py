@@ -114,7 +114,7 @@ def export_gguf(
     try:
         import gguf  # noqa: F401
     except ImportError as error:
-        raise ImportError("Writing GGUF files needs gguf. Install it with: pip install lexperts[gguf]") from error
+        raise ImportError("Writing GGUF files needs gguf. Install it with: pip install 'lexperts[gguf]'") from error
     if converter:
         check_output_file(out, source, sum(entry.nbytes for entry in source.checkpoint.entries.values()))
         with staged_file(out) as path:

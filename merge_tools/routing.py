@@ -191,7 +191,7 @@ def plot(routings: Sequence[Routing], path: str | Path):
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError as error:
-        raise ImportError("The heat map needs matplotlib. Install it with: pip install lexperts[merge]") from error
+        raise ImportError("The heat map needs matplotlib. Install it with: pip install 'lexperts[merge]'") from error
     names = routings[0].names
     palette = [to_rgb(f"C{e % 10}") for e in range(len(names))]
     widest = max(len(r.tokens) for r in routings)

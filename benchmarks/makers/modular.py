@@ -46,9 +46,16 @@ KEPT = {
 def kept() -> str:
     """What mixtures of six experts and merged dense models keep of what each expert knows, in short."""
     rows = grouped(load("modular_experts_seeds")["results"], "model")
-    return "\n".join(table(("six experts of SmolLM2-135M, merged", "of each one's gain, kept"), [
-        (title, describe_kept(rows[label])) for label, title in KEPT.items()
+    return "\n".join(table(("six experts of SmolLM2-135M-Instruct, merged", "of each one's gain, kept", "opens as"), [
+        (title, describe_kept(rows[label]), opens_as(label)) for label, title in KEPT.items()
     ]))  # fmt: skip
+
+
+def opens_as(label: str) -> str:
+    """The class of a merged model."""
+    if label == BY_TEXT:
+        return "`LexiconForCausalLM`"
+    return "stock Mixtral" if label.startswith((GATES, "hidden", "Branch")) else "stock Llama"
 
 
 def modular_experts() -> str:

@@ -21,7 +21,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 try:
     import gradio as gr
 except ImportError as error:
-    raise ImportError("The app needs Gradio. Install it with: pip install lexperts[app]") from error
+    raise ImportError("The app needs Gradio. Install it with: pip install 'lexperts[app]'") from error
 
 from .writing_tabs import writing_tabs
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from run_tools.errors import DEBUG, RESUME, escape, print_error, short_repr, user_errors
+from run_tools.errors import DEBUG, REPEAT, RESUME, escape, print_error, short_repr, user_errors
 from run_tools.option_values import LARGEST_SEED, find_problem
 
 from .. import __version__
 
-__all__ = ["RESUME", "print_error", "user_errors"]
+__all__ = ["REPEAT", "RESUME", "print_error", "user_errors"]
 INVALID = "Invalid value for "  # of typer
 # --best_of is --best-of, in every sub-command
 HELP = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}

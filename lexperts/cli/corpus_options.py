@@ -11,7 +11,7 @@ import typer
 
 from run_tools.model_options import check_model, is_packaged, parse_device
 
-from .common import RESUME, Debug, Device, print_error, user_errors
+from .common import REPEAT, RESUME, Debug, Device, print_error, user_errors
 
 SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .json, .csv or .parquet files, also s3://, gs:// or hf://."
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
@@ -123,12 +123,16 @@ def corpus_command(source_help: str = "", columns: bool = False, block_size: int
         def command(source: str, output: Path, **given: Any) -> None:
             options = {name: given.pop(name) for name in OPTIONS}
             run = CorpusRun(source, output, {name: given.pop(name) for name in COLUMNS if columns}, options)
-            with user_errors(options["debug"], interrupted=RESUME, full=RESUME):
+            interrupted = functools.partial(describe_progress, output, options["block_size"])
+            with user_errors(options["debug"], interrupted=interrupted, full=RESUME):
                 from run_tools.corpus.block_runs import check_output, run_blocks
 
                 check_output(output)
                 engine = run.open_engine()
                 corpus, process = build(run, **given)
+                if run.columns and not corpus.has_ids:
+                    missing = f"{source} has no column {corpus.id_column!r}, so documents are numbered."
+                    print_error(f"{missing} --id-column names the column of ids.", "note")
                 blocks = {name: options[name] for name in ("block_size", "append")}
                 summary = run_blocks(process, corpus, output, engine=engine, **blocks)
             print_summary(summary, output)
@@ -152,6 +156,16 @@ def check_local(engine: str, device: str | None, **models: str | None) -> None:
         for option, model in models.items():
             if model is not None and not is_packaged(model):
                 check_model(f"--{option.replace('_', '-')}", model)
+
+
+def describe_progress(output: Path, block_size: int) -> str:
+    """What an interrupted command has saved, and how to go on."""
+    from run_tools.resume import ResumableOutput
+
+    saved = sum(end - start for start, end in ResumableOutput(output, "").blocks().items())
+    if saved:
+        return f"{saved:,} documents are saved. {RESUME}"
+    return f"Nothing is saved yet: documents are saved in blocks of {block_size:,} (--block-size). {REPEAT}"
 
 
 def print_summary(summary, output: Path) -> None:

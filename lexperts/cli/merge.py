@@ -9,7 +9,7 @@ try:
     import typer
     from rich.text import Text
 except ImportError as error:
-    raise SystemExit("merge-experts needs typer and rich. Install them with: pip install lexperts[merge]") from error
+    raise SystemExit("merge-experts needs typer and rich. Install them with: pip install 'lexperts[merge]'") from error
 
 import merge_tools
 from merge_tools import MergeError

@@ -43,5 +43,5 @@ def import_recipe(command: Command) -> ModuleType:
         if (error.name or "").split(".")[0] in sys.modules:  # a module that is missing in an installed package
             raise
         raise MissingExtraError(
-            f"{command.name} needs {error.name}. Install it with: pip install lexperts[{command.extras}]"
+            f"{command.name} needs {error.name}. Install it with: pip install 'lexperts[{command.extras}]'"
         ) from error

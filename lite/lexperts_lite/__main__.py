@@ -15,6 +15,7 @@ from run_tools.servers import SERVER_OPTIONS, bind, run_server
 from .runtime import MODEL, KeyphraseExtractor
 
 EXAMPLE = '{"title": "...", "text": "..."}'
+TABLES = (".parquet", ".csv", ".tsv", ".xlsx")
 
 
 def read_rows(path: str) -> list[dict]:
@@ -30,7 +31,11 @@ def read_rows(path: str) -> list[dict]:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or for "-" of standard input. Raises a `UserError` if it is not in UTF-8 or that of its byte order mark."""
+    """The text of a file, or for "-" of standard input. Raises a `UserError` for a table, and if it is not in UTF-8 or that of its byte
+    order mark.
+    """
+    if path.endswith(TABLES):
+        raise UserError(f"{path}: only texts and JSON Lines are read here. `lexperts keyphrases extract` reads tables.")
     with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
         content = file.read()
     try:
@@ -62,7 +67,7 @@ def serve(options: Namespace) -> None:
         from .serving import create_app
     except ImportError as error:
         raise ImportError(
-            f"The server needs {error.name}. Install it with: pip install lexperts-lite[serve]"
+            f"The server needs {error.name}. Install it with: pip install 'lexperts-lite[serve]'"
         ) from error
     limits = {name: getattr(options, name, one.default) for name, one in SERVER_OPTIONS.items()}
     listener = bind(limits.pop("host"), limits.pop("port"))

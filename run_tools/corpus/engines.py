@@ -79,7 +79,7 @@ class RayEngine(Engine):
         try:
             import ray
         except ImportError as error:
-            raise ImportError("The engine ray needs Ray. Install it with: pip install lexperts[ray]") from error
+            raise ImportError("The engine ray needs Ray. Install it with: pip install 'lexperts[ray]'") from error
         self._ray, self._is_own = ray, False
         self._actors: list = []
         self._idle: deque = deque()

@@ -45,5 +45,5 @@ def import_parquet():
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
-        raise ImportError("Parquet needs pyarrow. Install it with: pip install lexperts[parquet]") from error
+        raise ImportError("Parquet needs pyarrow. Install it with: pip install 'lexperts[parquet]'") from error
     return ParquetFile

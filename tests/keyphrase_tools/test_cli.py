@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from keyphrase_tools.evaluation import evaluate_pipeline
 from lexperts.cli.keyphrases import app
+from run_tools.resume import ResumableOutput
 from tests.keyphrase_tools.test_cards import RECORD
 
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a graph."]
@@ -47,6 +48,42 @@ def test_extract_then_score_is_what_the_library_measures(folder, gold, tmp_path)
     shown = call("score", tmp_path / "out.jsonl", gold, "-k", 5).output.splitlines()
     assert shown[0].split() == ["precision", "recall", "F1"]
     assert shown[1].split() == ["@5", *(f"{100 * expected[f'{name}@5']:.1f}" for name in ("precision", "recall", "f1"))]
+
+
+def test_a_source_without_ids_is_numbered_and_the_command_says_so(folder, gold, tmp_path):
+    done = call("extract", gold, tmp_path / "own.jsonl", "--model", folder)
+    assert "numbered" not in done.stderr
+    rows = [{"key": i, "number": 7, "text": text} for i, text in enumerate(TEXTS)]
+    (tmp_path / "without.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = call("extract", tmp_path / "without.jsonl", tmp_path / "numbered.jsonl", "--model", folder)
+    assert done.exit_code == 0 and "no column 'id', so documents are numbered. --id-column names" in done.stderr
+    done = call(
+        "extract", tmp_path / "without.jsonl", tmp_path / "named.jsonl", "--model", folder, "--id-column", "number"
+    )
+    assert done.exit_code == 0 and "numbered" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (
+            0,
+            "interrupted: Nothing is saved yet: documents are saved in blocks of 1 (--block-size). Repeat the command.\n",
+        ),
+        (1, "interrupted: 1 documents are saved. Repeat the command to resume.\n"),
+    ],
+)
+def test_an_interrupted_command_says_what_it_has_saved(folder, gold, tmp_path, monkeypatch, blocks, message):
+    write, left = ResumableOutput.write_block, iter(range(blocks))
+
+    def write_some(*arguments):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        write(*arguments)
+
+    monkeypatch.setattr(ResumableOutput, "write_block", write_some)
+    done = call("extract", gold, tmp_path / "out.jsonl", "--model", folder, "--block-size", 1)
+    assert done.exit_code == 130 and done.stderr.endswith(message), done.stderr
 
 
 def test_score_reads_plain_keyphrases_and_refuses_other_documents(gold, tmp_path):

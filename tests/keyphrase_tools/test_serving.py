@@ -549,7 +549,7 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "keyphrase_tools.serving")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     done = CliRunner().invoke(command, ["serve"])
-    assert done.exit_code == 2 and "pip install lexperts[serve]" in done.output
+    assert done.exit_code == 2 and "pip install 'lexperts[serve]'" in done.output
 
 
 def test_the_answer_in_the_documentation_is_that_of_the_default_model():

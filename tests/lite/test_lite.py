@@ -216,6 +216,12 @@ def test_the_command_names_what_it_cannot_read(command, tmp_path, content, optio
     assert done.returncode == 2 and message in error and error.count("\n") == 1, error
 
 
+def test_a_table_is_not_read_as_one_text(command, tmp_path):
+    (tmp_path / "rows.csv").write_text("text\ngraph cuts of networks\n")
+    done = command(tmp_path / "rows.csv")
+    assert done.returncode == 2 and b"`lexperts keyphrases extract` reads tables" in done.stderr, done.stderr
+
+
 def test_the_model_of_the_package_is_that_of_the_small_model(lite):
     """The graph in the wheel, and what it says of the README's paragraph."""
     from run_tools.fingerprints import hash_weights

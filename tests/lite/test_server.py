@@ -129,7 +129,7 @@ def test_what_cannot_be_served_is_one_line(lite, tmp_path):
             done = run(lite, COMMAND, "serve", *words)
             assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     done = run(lite, "sys.modules['fastapi'] = None\n" + COMMAND, "serve")
-    assert done.returncode == 2 and done.stderr.endswith("pip install lexperts-lite[serve]\n"), done.stderr
+    assert done.returncode == 2 and done.stderr.endswith("pip install 'lexperts-lite[serve]'\n"), done.stderr
 
 
 def test_extra_and_defaults_are_those_of_lexperts():

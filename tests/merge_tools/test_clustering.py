@@ -254,7 +254,7 @@ def test_a_missing_extra_is_named_before_anything_is_read(method, data, tmp_path
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     done = CliRunner().invoke(app, ["cluster", str(data), str(tmp_path / "out"), "--method", method])
-    assert done.exit_code == 2 and "pip install lexperts[cluster]" in done.stderr and not (tmp_path / "out").exists()
+    assert done.exit_code == 2 and "pip install 'lexperts[cluster]'" in done.stderr and not (tmp_path / "out").exists()
 
 
 def test_real_embeddings_separate_meanings(tmp_path):

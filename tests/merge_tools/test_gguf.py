@@ -17,7 +17,7 @@ from .conftest import edit_json, read_tensors, recipe_of, tiny_tokenizer
 from .gguf_models import CASES, byte_level, compose_case
 from .test_families import MODELS, save
 
-gguf = pytest.importorskip("gguf", reason="gguf is not installed. Install it with: pip install lexperts[gguf]")
+gguf = pytest.importorskip("gguf", reason="gguf is not installed. Install it with: pip install 'lexperts[gguf]'")
 
 PARTS = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj"}
 PARTS |= {"attn_output": "self_attn.o_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}

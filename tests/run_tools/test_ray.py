@@ -178,7 +178,7 @@ def test_without_ray_the_extra_is_named(monkeypatch, folder, source, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     paths = [str(source), str(tmp_path / "out.jsonl")]
     done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--engine", "ray"])
-    assert done.exit_code == 2 and "pip install lexperts[ray]" in done.stderr
+    assert done.exit_code == 2 and "pip install 'lexperts[ray]'" in done.stderr
     done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--workers", "2"])
     assert done.exit_code == 2 and "Add --engine ray" in done.stderr
     done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--engine", "spark"])

@@ -161,7 +161,7 @@ def nearest_first(train: list[dict], rows: list[dict], args: InContextArguments)
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
     except ImportError as error:
-        raise ImportError("TF-IDF needs scikit-learn. Install it with: pip install lexperts[cluster]") from error
+        raise ImportError("TF-IDF needs scikit-learn. Install it with: pip install 'lexperts[cluster]'") from error
     vectorizer = TfidfVectorizer(sublinear_tf=True, dtype=np.float32)
     x, y = vectorizer.fit_transform(texts[0]), vectorizer.transform(texts[1])
     return lambda i: np.argsort(-(x @ y[i].T).toarray()[:, 0], kind="stable").tolist()

@@ -33,7 +33,7 @@ def open_tagger(name: str):
     try:
         import spacy
     except ImportError as error:
-        raise UserError("--tagger needs spaCy. Install it with: pip install lexperts[spacy]") from error
+        raise UserError("--tagger needs spaCy. Install it with: pip install 'lexperts[spacy]'") from error
     try:
         tagger = spacy.load(name, exclude=["parser", "ner", "lemmatizer"])
     except OSError as error:
