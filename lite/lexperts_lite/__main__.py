@@ -35,7 +35,9 @@ def read_text(path: str) -> str:
     order mark.
     """
     if path.endswith(TABLES):
-        raise UserError(f"{path}: lexperts-lite reads texts and JSON Lines. `lexperts keyphrases extract` reads tables.")
+        raise UserError(
+            f"{path}: lexperts-lite reads texts and JSON Lines. `lexperts keyphrases extract` reads tables."
+        )
     with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
         content = file.read()
     try:
