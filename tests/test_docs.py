@@ -184,7 +184,7 @@ def test_the_first_paragraph_of_the_readme_says_what_its_tables_say():
         )
         assert min(leads.values()) == float(claim[1]) and min(news) == -float(claim[2])
     kept = float(re.search(r"([\d.]+)%", rows["by token, gates in closed form"][0])[1])
-    assert round(kept) == int(re.search(r"keeps (\d+)% of what each has learned, untrained", text)[1])
+    assert round(kept) == int(re.search(r"keeps (\d+)% of each one's gain on its domain, without", text)[1])
 
 
 @each_page

@@ -75,7 +75,7 @@ function fill(root) {
   const list = element("ol", { className: "kd-list" });
   const form = element(
     "form", {}, text,
-    element("div", { className: "kd-controls" }, button, element("label", {}, "Style ", style), element("label", {}, "Number ", number)),
+    element("div", { className: "kd-controls" }, button, element("label", {}, "Style ", style), element("label", {}, "At most ", number)),
   );
   root.replaceChildren(form, status, element("div", { className: "kd-result" }, reading, list));
 
@@ -88,7 +88,7 @@ function fill(root) {
   fetch(new URL("example.json", HERE)).then((response) => response.json()).then((example) => {
     text.value = example.text;
     show(example.text, example.phrases);
-    status.textContent = `Runs in this page: no server reads your text. The first click loads ${Math.round(example.bytes / 1e6)} MB, later ones nothing.`;
+    status.textContent = `Below is the answer for this text. A click reads yours in this page, on no server; the first one loads ${Math.round(example.bytes / 1e6)} MB.`;
   });
 
   let first = true;
