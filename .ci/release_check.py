@@ -2,7 +2,7 @@
 
     python .ci/release_check.py                       # everything; needs pip and about 10 minutes
     python .ci/release_check.py --only dist           # build and check the files in dist/
-    python .ci/release_check.py --only newest         # the wheels with the versions of constraints.txt
+    python .ci/release_check.py --only newest         # the wheels with the versions of constraints.txt; a list of all components
     python .ci/release_check.py --only lite           # lexperts-lite alone
     python .ci/release_check.py --only oldest --torch 2.13.0     # the lower bounds of setup.cfg, but this torch
     python .ci/release_check.py --only bounds         # print those lower bounds as constraints
@@ -12,6 +12,7 @@ The environments are folders of build/release, made again each time. `make relea
 """
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -153,6 +154,20 @@ def try_wheel(name: str, torch: str, constraints: Path) -> None:
     )
 
 
+def list_components(name: str) -> None:
+    """Writes what an environment holds into build/release/NAME.cdx.json (CycloneDX), without paths of this machine."""
+    path = WORK / f"{name}.cdx.json"
+    python = WORK / name / "bin" / "python"
+    run(sys.executable, "-m", "cyclonedx_py", "environment", python, "--output-reproducible", "-o", path)
+    bill = json.loads(path.read_text(encoding="utf-8"))
+    for part in bill["components"]:
+        links = [link for link in part.pop("externalReferences", []) if not link["url"].startswith("file:")]
+        part.update({"externalReferences": links} if links else {})
+    fail_if(not any(part["name"] == "lexperts" for part in bill["components"]), f"{path.name} lacks lexperts")
+    path.write_text(json.dumps(bill, indent=1) + "\n", encoding="utf-8")
+    print(f"{path.name}: {len(bill['components'])} components")
+
+
 def try_lite() -> None:
     """Installs lexperts-lite alone in a fresh environment and runs `smoke.py` there."""
     folder = WORK / "lite"
@@ -192,6 +207,7 @@ def main() -> None:
     if args.only in (None, "newest"):
         newest = ROOT / "constraints.txt"
         try_wheel("newest", pinned_torch(newest.read_text(encoding="utf-8").splitlines()), newest)
+        list_components("newest")
     if args.only in (None, "lite"):
         try_lite()
     if args.only in (None, "oldest"):
