@@ -7,6 +7,7 @@ A name may have one folder in front, such as "templates/rag.jinja".
 
 import hashlib
 import json
+import logging
 import os
 import re
 import stat
@@ -23,6 +24,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+logger = logging.getLogger(__name__)
 RECORD = "run.record"  # the first line has the command and its settings, each further one a file
 LOCK = "run.lock"
 TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")  # as `files.write_file` names a file until it is complete
@@ -184,9 +186,14 @@ def remove_lock(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[IO[bytes]]:
+def locked(folder: Path, wait: bool = False) -> Iterator[IO[bytes]]:
     """Creates a folder, and locks it until the end of the context and of all processes that inherit the file it yields.
-    Raises a `BlockingIOError` if another process has locked it.
+
+    Args:
+        wait: for another process that has locked it, which is logged.
+
+    Raises:
+        BlockingIOError: if another process has locked it, without `wait`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("ab") as file:
@@ -194,9 +201,12 @@ def locked(folder: Path) -> Iterator[IO[bytes]]:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BlockingIOError(
-                f"Another process writes {folder}. Wait for it, or stop it and repeat the command to resume."
-            ) from None
+            if not wait:
+                raise BlockingIOError(
+                    f"Another process writes {folder}. Wait for it, or stop it and repeat the command to resume."
+                ) from None
+            logger.warning("Another process writes %s; waiting for it.", folder)
+            fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:  # a file system without locks
             pass
         yield file

@@ -81,7 +81,7 @@ def write_once(folder: Path, write: Callable[[Path], None]) -> Path:
     """
     workplace = folder.with_name(f".{folder.name}")
     if not folder.is_dir():
-        with locked(workplace):
+        with locked(workplace, wait=True):
             if not folder.is_dir():
                 staging = workplace / "new"  # what a process that was killed has left there is ours
                 shutil.rmtree(staging, ignore_errors=True)

@@ -2,6 +2,9 @@
 
 import hashlib
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
@@ -84,3 +87,24 @@ def test_smollm2_opens_in_transformers(tmp_path, monkeypatch):
     )
     assert "Paris" in tokenizer.decode(tokens[0])
     assert "license: apache-2.0" in (folder / "README.md").read_text()
+
+
+def test_processes_that_need_a_folder_at_the_same_time_wait_for_the_one_that_writes_it(tmp_path, caplog):
+    started, release, writers = threading.Event(), threading.Event(), []
+
+    def write(folder):
+        writers.append(threading.get_ident())
+        started.set()
+        assert release.wait(20)
+        (folder / "model").write_text("complete")
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(pretrained.write_once, tmp_path / "model-1", write)
+        assert started.wait(20)
+        others = [pool.submit(pretrained.write_once, tmp_path / "model-1", write) for _ in range(2)]
+        while caplog.text.count("waiting for it") < 2:  # both are at the lock
+            time.sleep(0.01)
+        release.set()
+        folders = {future.result(20) for future in (first, *others)}
+    assert folders == {tmp_path / "model-1"} and (tmp_path / "model-1" / "model").read_text() == "complete"
+    assert len(writers) == 1 and [path.name for path in tmp_path.iterdir()] == ["model-1"]
