@@ -83,7 +83,8 @@ def pack(run: Path, folder: Path) -> None:
     save_file(tensors, folder / TRAINED, metadata)
     order_metadata(folder / TRAINED, tuple(metadata))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    config = {name: value for name, value in config.items() if name not in HUB_ONLY} | {"dtype": "bfloat16"}
+    # in bfloat16 a text has another answer alone than in a batch, whose products are rounded otherwise
+    config = {name: value for name, value in config.items() if name not in HUB_ONLY} | {"dtype": "float32"}
     if "expert_rank" in config:
         config["expert_rank"] += shared
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
