@@ -250,7 +250,8 @@ def checkpoints(tmp_path_factory):
             tokenizer = ExhirdTokenizer.from_texts(VOCABULARY)
             model = type(model)(ExhirdConfig.from_tokenizer(tokenizer, encoder_type="bigru", hidden_size=16))
         pipeline(task, model=model, tokenizer=tokenizer).save_pretrained(folder / name)
-    shutil.copytree(ROOT / "examples" / "corpus", folder / "examples" / "corpus")
+    for name in ("corpus", "smollm2"):
+        shutil.copytree(ROOT / "examples" / name, folder / "examples" / name)
     for seed, name in enumerate(("llama-base", "llama-law", "llama-medicine")):
         save_expert(folder / name, seed)
     return folder

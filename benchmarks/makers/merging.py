@@ -89,7 +89,13 @@ def merge_gates() -> str:
     note = f"User and system time of complete processes, medians (and extremes) of {rounds} rounds, interleaved. "
     note += "Two prompts for each expert. "
     header = ("4 experts", "", "processor seconds", "peak memory (without mapped files)")
-    return page(table(header, lines), record, "merge_speed.py --help", note)
+    return page(
+        table(header, lines),
+        record,
+        "merge_speed.py --work FOLDER --mergekit FOLDER2 --name merge_gates --shape smollm2 1b --smollm2 FOLDER4 "
+        "--candidates base mergekit hidden mergekit-hidden --conditions cached-quiet --rounds 3",
+        note,
+    )
 
 
 def peer_version(record: dict, name: str) -> str:
@@ -130,7 +136,11 @@ def merge_engines() -> str:
         (name, f"`{row['class']}`", f"{row['equal_experts']:.1g}", *(cell(row.get(engine)) for engine in engines))
         for name, row in rows.items()
     )
-    return page(table((*header, f"llama.cpp (llama-cpp-python {llama_cpp})"), lines), record, "merge_engines.py --help")
+    return page(
+        table((*header, f"llama.cpp (llama-cpp-python {llama_cpp})"), lines),
+        record,
+        "merge_engines.py --transformers4 PYTHON --llama-cpp PYTHON --mergekit PYTHON --converter FILE",
+    )
 
 
 def moe_speed() -> str:
