@@ -299,7 +299,9 @@ def messages() -> list[str]:
 def test_every_error_message_of_the_page_exists():
     text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     cells = [
-        row.split(" | ")[0] for row in text.splitlines() if row.startswith("| `") and not re.search(r"\(of (transformers|typer)\)", row)
+        row.split(" | ")[0]
+        for row in text.splitlines()
+        if row.startswith("| `") and not re.search(r"\(of (transformers|typer)\)", row)
     ]
     shown = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
     known = messages()
