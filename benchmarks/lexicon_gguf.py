@@ -4,8 +4,8 @@
     python benchmarks/lexicon_gguf.py --data PATH --work FOLDER --mixture MIXTURE    # of lexperts define run smollm2; minutes
 
 Greedy definitions of the first test rows of WordNet. llama.cpp reads the file of `lexperts merge export --format gguf`, as stored and
-with `--quantize q8_0`, and answers several requests at a time; transformers runs the mixture in bfloat16 in batches, as the default model.
-A second counts from the first request to the last answer, without the start.
+with `--quantize q8_0`, and answers several requests at a time; transformers runs the mixture in batches. `equal` is the share of definitions that
+are those of transformers in float32. A second counts from the first request to the last answer, without the start.
 """
 
 import json
@@ -18,7 +18,7 @@ from common import make_parser, run_lexperts, write
 NEW_TOKENS, BATCH = 32, 64
 
 
-def by_transformers(options, rows: list[dict]) -> tuple[list[str], float]:
+def by_transformers(options, dtype: str, rows: list[dict]) -> tuple[list[str], float]:
     """Definitions in batches, and the seconds for all."""
     import torch
     from transformers import AutoTokenizer
@@ -27,7 +27,7 @@ def by_transformers(options, rows: list[dict]) -> tuple[list[str], float]:
     from modeling_lexicon.pipeline_definition_modeling import DefinitionModelingPipeline
 
     torch.set_num_threads(options.threads)
-    model = LexiconForCausalLM.from_pretrained(options.mixture, dtype=torch.bfloat16).eval()
+    model = LexiconForCausalLM.from_pretrained(options.mixture, dtype=dtype).eval()
     define = DefinitionModelingPipeline(model, tokenizer=AutoTokenizer.from_pretrained(options.mixture))
     given = [{"term": row["term"], "context": row["context"]} for row in rows]
     define(given[:BATCH], batch_size=BATCH, max_new_tokens=NEW_TOKENS)  # warm
@@ -82,8 +82,8 @@ def main():
         if not (options.work / file).exists():
             more = {"quantize": "q8_0"} if "q8_0" in name else {}
             run_lexperts("merge", "export", str(stock), str(options.work / file), **run, format="gguf", **more)
-    reference, seconds = by_transformers(options, rows)
-    answers = {"transformers, bfloat16": (reference, seconds)}
+    answers = {f"transformers, {dtype}": by_transformers(options, dtype, rows) for dtype in ("float32", "bfloat16")}
+    reference, _ = answers["transformers, float32"]
     answers |= {name: by_llama_cpp(options, options.work / file, rows) for name, file in files.items()}
     for name, (found, seconds) in answers.items():
         output = options.work / f"{name.replace(', ', '-').replace(' ', '_')}.jsonl"
