@@ -82,13 +82,18 @@ def print_error(message: str, level: str = "error") -> None:
         print(f"{level}: {line}", file=sys.stderr, flush=True)
 
 
+def called(text: str | Callable[[], str]) -> str:
+    """A text, or that of a function."""
+    return text if isinstance(text, str) else text()
+
+
 @contextmanager
 def user_errors(
     debug: bool = False,
     *,
     report: Callable[[str, str], None] = print_error,
     interrupted: str | Callable[[], str] = REPEAT,
-    full: str = "",
+    full: str | Callable[[], str] = "",
 ) -> Iterator[None]:
     """Ends the process with one line for any error, which every command does by this function. (A `UserError` of several
     problems has a line for each.)
@@ -98,14 +103,14 @@ def user_errors(
     Args:
         debug: raise errors instead, with their traceback.
         report: prints a message, given its level: "error" or "interrupted".
-        interrupted: how to resume after Ctrl-C.
-        full: how to resume after a disk was full.
+        interrupted: how to resume after Ctrl-C, or a function that says it then.
+        full: how to resume after a disk was full, in the same way.
     """
     token = DEBUG.set(debug)
     try:
         yield
     except KeyboardInterrupt as error:
-        report(interrupted if isinstance(interrupted, str) else interrupted(), "interrupted")
+        report(called(interrupted), "interrupted")
         sys.exit(getattr(error, "status", 130))
     except BrokenPipeError:  # of `lexperts ... | head`
         with suppress(OSError, ValueError):  # discards what is still to be written, also at the process's end
@@ -116,7 +121,7 @@ def user_errors(
             raise
         disk_is_full = isinstance(error, OSError) and error.errno in FULL
         message = str(error) if isinstance(error, UserError) else one_line(error)
-        report(message + (f" {full}" if disk_is_full and full else ""), "error")
+        report(message + (f" {called(full)}" if disk_is_full and full else ""), "error")
         sys.exit(getattr(error, "status", 2 if isinstance(error, USER_ERRORS) else 1))
     finally:
         DEBUG.reset(token)

@@ -9,12 +9,13 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from run_tools.errors import REPEAT, user_errors
+from run_tools.errors import REPEAT, RESUME, user_errors
 from run_tools.option_values import LARGEST_SEED, Limits
 from run_tools.options import Option, Parser, hyphenate, list_options, option
 from run_tools.yaml_files import read_yaml
 
 from .configurations import config_names, find_config, read_config
+from .interruptions import describe_resuming
 from .option_kinds import KINDS
 
 TRAINING = "transformers.TrainingArguments"  # a name in place of the class, whose import takes seconds
@@ -48,8 +49,9 @@ TRAINING_KINDS = {
     "hub_model_id": "repository",
 }  # fmt: skip
 RESUMES = (
-    "Repeat the same command after an interruption: it resumes from the last checkpoint. If settings, data or models differ,\n"
-    "it stops and names the difference; then use another --output-dir, or --overwrite-output-dir true.\n\n"
+    "Repeat the same command after an interruption: it resumes from the last checkpoint, if --save-strategy had one saved. If\n"
+    "settings, data or models differ, it stops and names the difference; then use another --output-dir, or\n"
+    "--overwrite-output-dir true.\n\n"
 )
 TRAINING_ABOUT = {name: {"limits": limits} for name, limits in TRAINING_LIMITS.items()}
 TRAINING_ABOUT |= {name: {"kind": kind} for name, kind in TRAINING_KINDS.items()}
@@ -162,12 +164,18 @@ def check_settings(recipe: str, module: str, settings: dict) -> None:
 def command(recipe: str, module: str, call: Callable, resume: str = REPEAT) -> Callable:
     """The `main(argv)` of a recipe's command, which calls a function with the groups of arguments (see `parse_command`).
 
-    Any error ends it in one line, see `run_tools.errors.user_errors`; after Ctrl-C `resume` says how to resume.
+    Any error ends it in one line, see `run_tools.errors.user_errors`; after Ctrl-C `resume` says how to resume. A training that has
+    saved nothing yet starts again, whatever `resume` is.
     """
 
     def main(argv: list[str] | None = None) -> Any:
         given = sys.argv[1:] if argv is None else list(argv)
-        with user_errors("--debug" in given, interrupted=resume, full=resume):
+        groups: tuple = ()
+
+        def advice() -> str:
+            return describe_resuming(groups) if resume == RESUME else resume
+
+        with user_errors("--debug" in given, interrupted=advice, full=advice):
             groups = parse_command(recipe, module, given)
             check_places(make_parser(recipe, module).options, groups)
             return call(*groups)

@@ -13,8 +13,9 @@ from modeling_lexicon.data_lexicon import DataCollatorForDefinitions
 from run_tools.errors import RESUME
 
 from .arguments import command
+from .interruptions import last_checkpoint
 from .perplexity import perplexity_metric, token_nll
-from .run_folder import RunFolder, last_checkpoint, write_results
+from .run_folder import RunFolder, write_results
 from .training import train_or_resume, trainer_options
 
 

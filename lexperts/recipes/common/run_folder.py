@@ -19,6 +19,7 @@ from run_tools.resume import SettingsMismatchError
 from run_tools.settings import differences
 from run_tools.versions import package_versions
 
+from .interruptions import is_complete, last_checkpoint
 from .settings import PATH_SETTINGS, collect_settings
 
 # what a run writes, and another run could use by mistake
@@ -32,22 +33,6 @@ OWN_OUTPUTS = re.compile(
     r"|training_args\.bin|(generation_|adapter_)?config\.json|(results|scores|log|losses)\.json|tokenizer|(states-)?(train|validation|test)"
 )
 OTHER_FOLDER = "Use another --output-dir, or --overwrite-output-dir true to remove that run and start from scratch."
-
-
-def is_complete(checkpoint: Path) -> bool:
-    """Whether the Trainer finished writing a checkpoint: the state is written last."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return False
-    return True
-
-
-def last_checkpoint(output: str | Path) -> str | None:
-    """The newest complete checkpoint of a folder."""
-    folders = Path(output).glob("checkpoint-*")
-    complete = [folder for folder in folders if folder.name.split("-", 1)[1].isdecimal() and is_complete(folder)]
-    return str(max(complete, key=lambda folder: int(folder.name.split("-")[1]))) if complete else None
 
 
 class RunFolder:
