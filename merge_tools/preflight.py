@@ -23,6 +23,7 @@ from .gate_texts import encode_texts, texts_of
 from .gates import make_gates
 from .layout import rope_parameters
 from .low_rank import check_rank, rank_for
+from .mergekit import USE_FORMAT, formats_of
 from .output_config import output_format, special_ids
 from .output_folder import check_disk, check_output_path
 from .plan import Plan, make_plan, read_centroids
@@ -102,6 +103,7 @@ def run_preflight(
     check_task_vectors(report, recipe, base, experts)
     check_adapters(report, recipe, base, experts)
     if base is not None and any(source.checkpoint is base.checkpoint for source in usable):
+        check_architecture(report, recipe, base)
         check_format(report, recipe, base)
         check_gates(report, recipe, base, experts)
     centroids = check_centroids(report, recipe)
@@ -309,6 +311,14 @@ def check_centroids(report: Report, recipe: Recipe) -> np.ndarray | None:
     except MergeError as error:
         report.add("error", "centroids", "centroids", str(error))
         return None
+
+
+def check_architecture(report: Report, recipe: Recipe, base: Source) -> None:
+    """Checks that mergekit-moe's key `architecture` names the format that is written anyway, and drops it."""
+    architecture, recipe.architecture = recipe.architecture, None
+    if architecture and (format := output_format(recipe, base)) not in formats_of(architecture):
+        message = f"architecture: {architecture} is not the format of this mixture, which is {format}. {USE_FORMAT}"
+        report.add("error", "recipe", "architecture", message)
 
 
 def check_format(report: Report, recipe: Recipe, base: Source) -> None:

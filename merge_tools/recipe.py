@@ -13,30 +13,15 @@ from typing import Any
 from run_tools.errors import did_you_mean, expand_user, short_repr
 from run_tools.yaml_files import read_yaml
 
-from .averages import AVERAGES, WITH_DENSITY
+from . import mergekit
+from .averages import AVERAGES
 from .errors import MergeError
-from .families import ATTENTION, MIXTURES, MLP
-from .gate_modes import GATE_MODES, AnchorMode, RidgeMode
+from .families import ATTENTION, MIXTURES
 from .layout import RoutedPart, Shape, routed_parts
 from .places import resolve
+from .recipe_checks import find_conflicts
 from .recipe_values import CHOICES, VALIDATORS, is_name, is_text, list_of
 
-# Keys of mergekit-moe without a counterpart -> the value with which it does what is done here, and what to do with others.
-MERGEKIT_KEYS: dict[str, tuple[Any, str]] = {
-    "noise_scale": (0, "Remove it: experts are copied byte by byte. Tune the gates after the merge to break symmetry."),
-    "residual_scale": (
-        1,
-        "Remove it: experts are copied byte by byte. Scale down_proj in the expert's checkpoint first.",
-    ),
-    "shared_experts": ([], "Remove it: every expert is routed."),
-    "architecture": ("", f"Use format: {', '.join(MIXTURES)}, or leave it out."),
-}
-MERGEKIT_AVERAGES = {"dare_linear": "dare", "linear": "mean"}  # name in mergekit -> the same here
-MERGEKIT_GATES = {
-    "uniform_random": "Use random, N(0, 0.02), or zeros.",
-    "hidden_avg": "Use router_input: the mean of mergekit-moe includes the padding of shorter prompts.",
-    "hidden_last": "Use hidden, which is the same.",
-}
 MAX_ERRORS = 20  # reported at once
 
 
@@ -93,6 +78,7 @@ class Recipe:
             gates, and its name (default: base).
         gate_tokens: tokens of each expert's samples that `gate_mode: ridge` reads; default: 8 per dimension of the model. More give
             better gates, in proportionally more time.
+        architecture: the name of the format in mergekit-moe, accepted if it is what is written anyway.
         allow: differences between the experts to accept: "vocab", "tokenizer", "rope".
         seed: seed of random gates, of the rows drawn from `samples`, and of the elements that "dare" drops.
     """
@@ -116,6 +102,7 @@ class Recipe:
     rank: int | float | None = None
     include_base: bool | dict[str, Any] | None = None
     gate_tokens: int | None = None
+    architecture: str | None = None
     allow: list[str] = field(default_factory=list)
     seed: int = 42
 
@@ -153,7 +140,8 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         changes: keys to replace; `allow` is added to the recipe's.
 
     Raises:
-        MergeError: for unknown keys (all of them, each with the closest known one), a missing key, or an invalid value.
+        MergeError: for a recipe of mergekit-yaml; otherwise with all that is wrong, one line each: unknown keys with the closest known one, missing keys, invalid values. What
+            follows from another error is left out.
     """
     folder = None
     if isinstance(source, Recipe):
@@ -163,20 +151,44 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
             raise MergeError(f"A recipe must be a YAML file, a dict or a Recipe, got {short_repr(source)}.")
         folder = Path(source).parent
         source = read_yaml(source, kind="recipe", example="experts: [{source_model: PATH}, ...]")
-    if problems := [*find_key_errors(source), *find_key_errors(changes)][:MAX_ERRORS]:
-        raise MergeError("\n".join(problems))
-    options, changes = validate_keys(source, "the recipe"), validate_keys(changes, "the recipe")
+    mergekit.check_is_mixture(source)
+    problems: dict[str, str] = {}
+    recipe = None
+    try:
+        recipe = build_recipe(source, changes, problems)
+    except MergeError as error:  # after which nothing more can be checked
+        problems[str(error)] = ""
+    if recipe is not None:
+        invalid = set(problems.values())
+        problems |= {message: "" for keys, message in find_conflicts(recipe) if not invalid & {*keys}}
+    if problems or recipe is None:
+        raise MergeError("\n".join(list(problems)[:MAX_ERRORS]))
+    return resolve_paths(recipe, folder)
+
+
+def build_recipe(source: dict, changes: dict, problems: dict[str, str]) -> Recipe | None:
+    """The recipe with all defaults, whose values are not checked against each other; `None` if too little of it can be read for that.
+
+    Adds to `problems` the message of each invalid value and its key, which has its default then. Raises a `MergeError` for what has no
+    default.
+    """
+    problems |= dict.fromkeys([*find_key_errors(source), *find_key_errors(changes)], "")
+    readable = not problems
+    options, changes = (validate_keys(given, "the recipe", problems) for given in (source, changes))
     allowed = [*options.get("allow", []), *changes.get("allow", [])]
     options |= {**changes, "allow": list(dict.fromkeys(allowed))}
-    if not isinstance(options.get("experts"), list) or not options["experts"]:
+    experts, count = options.get("experts"), len(problems)
+    if isinstance(experts, list) and experts:
+        experts = [*experts, *base_expert(options, problems)]
+        experts = [read_expert(expert, problems) for expert in experts]
+    elif readable:
         raise MergeError("The recipe has no experts. Add a list: experts: [{source_model: PATH}, ...].")
-    options["experts"] = [*options["experts"], *base_expert(options)]
-    options["experts"] = name_experts([read_expert(expert) for expert in options["experts"]])
-    recipe = Recipe(**options)
+    if not readable or len(problems) > count:
+        return None
+    recipe = Recipe(**{**options, "experts": name_experts(experts)})
     set_weights(recipe, replaced="weights" in changes)
     set_defaults(recipe)
-    validate(recipe)
-    return resolve_paths(recipe, folder)
+    return recipe
 
 
 def find_key_errors(recipe: dict) -> Iterator[str]:
@@ -192,14 +204,12 @@ def find_key_errors(recipe: dict) -> Iterator[str]:
     for kind, where, options in mappings:
         known = {f.name for f in fields(kind)}
         for name, value in options.items():
-            if name in MERGEKIT_KEYS:
-                neutral, advice = MERGEKIT_KEYS[name]
+            if name in mergekit.KEYS:
+                neutral, advice = mergekit.KEYS[name]
                 if value is not None and value != neutral:
                     yield f"{name} in {where} is a key of mergekit-moe that is not supported. {advice}"
             elif name not in known:
-                yield f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}"
-            elif name == "gate_mode" and isinstance(value, str) and value in MERGEKIT_GATES:
-                yield f"gate_mode: {value} of mergekit-moe is not supported. {MERGEKIT_GATES[value]}"
+                yield f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known - {'architecture'})}"
 
 
 def set_weights(recipe: Recipe, replaced: bool) -> None:
@@ -235,45 +245,62 @@ def set_defaults(recipe: Recipe) -> None:
         recipe.gate_mode = "none" if recipe.routing_policy == "domain" else default
 
 
-def validate_keys(options: dict, where: str) -> dict[str, Any]:
-    """The keys that have a value, each of them valid; paths as strings, single strings as lists."""
+def validate_keys(options: dict, where: str, problems: dict[str, str]) -> dict[str, Any]:
+    """The keys that have a valid value; paths as strings, single strings as lists. Adds the others to `problems`, see `build_recipe`."""
     valid = {}
     for name, value in options.items():
-        if name in MERGEKIT_KEYS or value is None:  # a key without a value is ignored; mergekit's too
+        if name in mergekit.KEYS or value is None:  # a key without a value is ignored; mergekit's too
             continue
         if name in LIST_OR_STRING and isinstance(value, str):
             value = [value]
         if name == "allow" and list_of(is_text)(value):
             value = [part.strip() for names in value for part in str(names).split(",") if part.strip()]
-        expected, is_valid = VALIDATORS.get(name, ("", lambda _: True))
-        if not is_valid(value):
-            raise MergeError(f"{name} in {where} must be {expected}, got {short_repr(value)}.")
-        for item in value if name in LIST_OR_STRING else [value]:
-            if name == "average" and isinstance(item, str) and item in MERGEKIT_AVERAGES:
-                item = value = MERGEKIT_AVERAGES[item]
-            if name in CHOICES and item not in CHOICES[name]:
-                raise MergeError(f"Invalid {name}: {short_repr(item)}.{did_you_mean(str(item), CHOICES[name])}")
+        if name == "average" and isinstance(value, str):
+            value = mergekit.AVERAGES.get(value, value)
+        if problem := find_problem(name, value, where):
+            problems[problem] = name
+            continue
         valid[name] = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
     return valid
 
 
-def read_expert(options) -> ExpertRecipe:
-    """An expert from a path, a Hub id or a mapping."""
+def find_problem(name: str, value, where: str) -> str | None:
+    """What is wrong with the value of a key by itself."""
+    if name == "gate_mode" and isinstance(value, str) and value in mergekit.GATES:
+        return f"gate_mode: {value} of mergekit-moe is not supported. {mergekit.GATES[value]}"
+    if name == "architecture" and not (isinstance(value, str) and mergekit.formats_of(value)):
+        return (
+            f"architecture={short_repr(value)} is a value of mergekit-moe that is not supported. {mergekit.USE_FORMAT}"
+        )
+    expected, is_valid = VALIDATORS.get(name, ("", lambda _: True))
+    if not is_valid(value):
+        return f"{name} in {where} must be {expected}, got {short_repr(value)}."
+    for item in (value if name in LIST_OR_STRING else [value]) if name in CHOICES else ():
+        if item not in CHOICES[name]:
+            return f"Invalid {name}: {short_repr(item)}.{did_you_mean(str(item), CHOICES[name])}"
+    return None
+
+
+def read_expert(options, problems: dict[str, str]) -> ExpertRecipe:
+    """An expert from a path, a Hub id or a mapping. Adds what is wrong with it to `problems`, see `build_recipe`."""
     if isinstance(options, str | Path):
         options = {"source_model": str(options)}
     if not isinstance(options, dict):
-        raise MergeError(f"An expert must be a path or a mapping with source_model, got {short_repr(options)}.")
+        problem = f"An expert must be a path or a mapping with source_model, got {short_repr(options)}."
+        problems[problem] = "experts"
+        return ExpertRecipe("")
     name = short_repr(options.get("name") or options.get("source_model"))
-    options = validate_keys(options, f"the expert {name}")
-    if "source_model" not in options:
-        raise MergeError("An expert has no source_model. Give the folder or the Hub id of its checkpoint.")
-    return ExpertRecipe(**options)
+    if options.get("source_model") is None:
+        problems["An expert has no source_model. Give the folder or the Hub id of its checkpoint."] = "experts"
+    known = {field.name for field in fields(ExpertRecipe)}
+    options = validate_keys({k: v for k, v in options.items() if k in known}, f"the expert {name}", problems)
+    return ExpertRecipe(**{"source_model": "", **options})
 
 
-def base_expert(options: dict[str, Any]) -> list[dict[str, Any]]:
+def base_expert(options: dict[str, Any], problems: dict[str, str]) -> list[dict[str, Any]]:
     """The base as an expert, if the recipe includes it. The key is removed from `options`."""
     more = options.pop("include_base", False)
-    if more is False:
+    if more is False or "base_model" in problems.values():
         return []
     if "base_model" not in options:
         raise MergeError("include_base needs base_model: the base is one of the experts then.")
@@ -305,75 +332,6 @@ def name_experts(experts: list[ExpertRecipe]) -> list[ExpertRecipe]:
                 "them another name with the key name."
             )
     return experts
-
-
-def validate(recipe: Recipe):
-    """Checks the values against each other; raises a `MergeError` for the first one that is not valid."""
-    count, k = len(recipe.experts), recipe.experts_per_token
-    if count < 2:
-        raise MergeError("The recipe has one expert. A mixture needs two or more.")
-    if k > count:
-        raise MergeError(f"experts_per_token={k} exceeds the number of experts ({count}). Use {count} or less.")
-    if not recipe.router_layers or len(set(recipe.router_layers)) < len(recipe.router_layers):
-        raise MergeError(f"router_layers={short_repr(recipe.router_layers)} is empty or has duplicates. Use mlp.")
-    if "mlp" in recipe.router_layers and set(recipe.router_layers) & set(MLP):
-        raise MergeError("router_layers: mlp already includes gate_proj, up_proj and down_proj. Remove it or them.")
-    average = AVERAGES[recipe.average]
-    if average.needs_base and recipe.base_model is None:
-        reason = (
-            "it merges the experts' differences from the base"
-            if average.of_differences
-            else "it provides these weights"
-        )
-        raise MergeError(f"average: {recipe.average} needs base_model: {reason}.")
-    if average.experts not in (None, count):
-        raise MergeError(
-            f"average: {recipe.average} is for {average.experts} experts, but the recipe has {count}. Use mean."
-        )
-    if recipe.density is not None and average.density is None:
-        raise MergeError(
-            f"density is for average: {', '.join(WITH_DENSITY)}, but average is {recipe.average}. Remove it, or change average."
-        )
-    tokenizers = ("base", "union", *recipe.names)
-    if recipe.tokenizer_source is not None and recipe.tokenizer_source not in tokenizers:
-        hint = did_you_mean(recipe.tokenizer_source, tokenizers)
-        raise MergeError(
-            f"tokenizer_source={short_repr(recipe.tokenizer_source)} is not base, union or an expert.{hint}"
-        )
-    if recipe.gate_mode == "none" and recipe.routing_policy != "domain":
-        raise MergeError(f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random.")
-    if recipe.gate_tokens and not isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
-        raise MergeError(
-            f"gate_tokens: {recipe.gate_tokens} is for gate_mode: ridge, but gate_mode is {recipe.gate_mode}. Remove it, or change gate_mode."
-        )
-    if recipe.rank and ("mlp" not in recipe.router_layers or recipe.base_model is None):
-        need = "base_model, from which the experts differ" if recipe.base_model is None else "router_layers: mlp"
-        raise MergeError(f"rank: {recipe.rank} needs {need}. Add it, or remove rank.")
-    if recipe.format not in ("auto", "lexicon") and not recipe.is_stock:
-        raise MergeError(
-            f"format: {recipe.format} supports only whole MLPs in all layers, routed per token. Remove router_layers, "
-            "router_layers_index, attention, rank and routing_policy, or use format: lexicon."
-        )
-    if sum(expert.weight for expert in recipe.experts) <= 0:
-        raise MergeError("weights are 0 for all experts. Give at least one expert a positive weight.")
-    mode = GATE_MODES[recipe.gate_mode]
-    if mode.only_hidden and {"o_proj", "down_proj"} & set(recipe.router_layers):
-        raise MergeError(
-            f"gate_mode: {mode.name} does not support o_proj and down_proj, whose inputs are not hidden states. "
-            "Use gate_mode: router_input."
-        )
-    if isinstance(mode, AnchorMode) and recipe.router_layers != ["mlp"]:
-        raise MergeError(
-            f"gate_mode: {mode.name} is for whole MLPs, whose gates were learned. Remove router_layers and attention."
-        )
-    lacking = [expert.name for expert in recipe.experts if mode.texts and not getattr(expert, mode.texts)]
-    if lacking:
-        fix = (
-            "Add a .jsonl or .txt file of its own data."
-            if mode.texts == "samples"
-            else "Add some, or use gate_mode: random."
-        )
-        raise MergeError(f"gate_mode: {mode.name} needs {mode.texts} for every expert; {lacking[0]!r} has none. {fix}")
 
 
 def resolve_paths(recipe: Recipe, folder: Path | None) -> Recipe:

@@ -153,6 +153,33 @@ def test_a_file_that_does_not_exist(tmp_path):
     refused(tmp_path, tmp_path / "recipe.yml", "recipe.yml' does not exist")
 
 
+def test_all_errors_of_a_recipe_are_reported_at_once(pair):
+    recipe = recipe_of(
+        pair, gate_mode="hiden", dtype="int7", experts_per_token=5, router_layers=["mlp", "up_proj"], seed=-1
+    )
+    lines = [finding.message for finding in check(recipe).errors]
+    names = ("hiden", "int7", "seed", "experts_per_token=5", "router_layers")
+    assert len(lines) == len(names) and all(name in line for name, line in zip(names, lines, strict=True)), lines
+
+
+@pytest.mark.parametrize(
+    "keys, wrong",
+    [
+        ({"average": "tiez", "density": 0.4}, ["tiez"]),
+        ({"gate_mode": "rigde", "gate_tokens": 9}, ["rigde"]),
+        ({"routing_policy": "domian", "gate_mode": "none"}, ["domian"]),
+        ({"base_model": 3, "average": "base", "rank": 4, "include_base": True}, ["base_model"]),
+        ({"gate_mode": "uniform_random"}, ["uniform_random"]),
+        ({"base_modle": "x", "average": "base", "dtype": "int7"}, ["base_modle", "int7"]),
+        (second(name="a/b", weigth=2, weight=-1), ["weigth", "a/b", "weight in"]),
+        ({"experts": [3, {"name": "x"}], "dtype": "int7"}, ["int7", "got 3", "no source_model"]),
+    ],
+)
+def test_what_follows_from_another_error_is_not_reported(keys, wrong, pair):
+    lines = [finding.message for finding in check(recipe_of(pair) | keys).errors]
+    assert len(lines) == len(wrong) and all(name in line for name, line in zip(wrong, lines, strict=True)), lines
+
+
 def test_keys_without_a_value_are_ignored_and_paths_are_relative_to_the_file(pair, tmp_path):
     pytest.importorskip("yaml")
     text = "base_model:\nrouter_layers:\nweights:\nexperts_per_token:\nexperts:\n- experts/birds\n"

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import yaml
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from merge_tools import MergeError, check, compose, inspect, read_recipe
 
-from .conftest import read_tensors
+from .conftest import SIZES, contents, read_tensors, recipe_of, tiny_tokenizer
 
 # As in mergekit's docs/moe.md: no gate_mode, whose default is hidden.
 EXAMPLE = """
@@ -70,7 +72,8 @@ def test_without_a_base_or_without_prompts_the_defaults_are_random_gates_and_mea
 @pytest.mark.parametrize(
     "line, pattern",
     [
-        ("architecture: mixtral", "architecture in the recipe is a key of mergekit-moe"),
+        ("architecture: deepseek", "architecture='deepseek' .* format: mixtral"),
+        ("architecture: [mixtral]", "architecture=.* format: mixtral"),
         ("shared_experts: [{source_model: x}]", "shared_experts in the recipe is a key of mergekit-moe"),
         ("gate_mode: uniform_random", "gate_mode: uniform_random of mergekit-moe"),
         ("gate_mode: hidden_avg", "gate_mode: hidden_avg of mergekit-moe"),
@@ -96,6 +99,8 @@ def test_keys_without_a_counterpart_are_refused_by_name(line, pattern, experts, 
         "architecture:\n",
         "shared_experts:\n",
         'architecture: ""\n',
+        "architecture: mixtral\n",
+        "architecture: Mixtral\n",
         "shared_experts: []\n",
         "    noise_scale: 0.0\n    residual_scale: 1\n",  # of the second expert
     ],
@@ -109,10 +114,39 @@ def test_neutral_values_of_mergekit_are_accepted(lines, experts, tmp_path):
 def test_all_keys_that_cannot_be_read_are_named_at_once(experts, tmp_path):
     path, _ = written(tmp_path, experts)
     text = path.read_text().replace('    negative_prompts:\n      - "ships"\n', "    noise_scale: 0.1\n    weigth: 2\n")
-    path.write_text(text + "architecture: qwen\ngate_mode: uniform_random\ndtpye: float16\n")
+    path.write_text(text + "architecture: deepseek\ngate_mode: uniform_random\ndtpye: float16\n")
     lines = [finding.message for finding in check(path).errors]
-    names = ("architecture", "uniform_random", "dtpye", "noise_scale", "weigth")
+    names = ("dtpye", "noise_scale", "weigth", "architecture", "uniform_random")
     assert len(lines) == len(names) and all(name in line for name, line in zip(names, lines, strict=True)), lines
+
+
+@pytest.mark.parametrize("more", [{"architecture": "qwen"}, {"architecture": "mixtral", "router_layers": ["q_proj"]}])
+def test_an_architecture_that_is_not_what_is_written_is_refused(more, experts):
+    (finding,) = check(recipe_of(experts(2), **more)).errors
+    assert f"architecture: {more['architecture']}" in finding.message and "Use format: " in finding.message
+
+
+def test_the_architecture_of_a_qwen_is_accepted_and_not_recorded(tmp_path):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": len(tiny_tokenizer()), "head_dim": 8}
+    for name in ("one", "two"):
+        Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(tmp_path / name)
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+    recipe = recipe_of([tmp_path / "one", tmp_path / "two"])
+    compose(recipe, tmp_path / "out", architecture="qwen")
+    compose(recipe, tmp_path / "plain")
+    assert contents(tmp_path / "out") == contents(tmp_path / "plain")
+    assert not check(recipe, architecture="mixtral").ok
+
+
+@pytest.mark.parametrize(
+    "keys", [{"models": [], "merge_method": "slerp"}, {"slices": [], "merge_method": "passthrough"}, {"models": []}]
+)
+def test_a_recipe_for_one_dense_model_is_recognised(keys, tmp_path):
+    (tmp_path / "recipe.yml").write_text(yaml.safe_dump({**keys, "base_model": "a", "dtype": "float16"}))
+    (finding,) = check(tmp_path / "recipe.yml").errors
+    assert "mergekit-yaml" in finding.message and "experts:" in finding.message
+    assert all(key in finding.message for key in keys)
 
 
 def test_sparse_upcycling_of_one_model(experts, tmp_path):
