@@ -69,7 +69,7 @@ def compose(
         changes: keys of the recipe to replace.
 
     Returns:
-        A summary of the mixture (see `Plan.summary`), `out` and `warnings`.
+        A summary of the mixture (see `Plan.summary`), `out`, `warnings` and `notes`.
 
     Raises:
         MergeError: if the preflight finds errors. Nothing is written then.
@@ -91,7 +91,9 @@ def compose(
     except NotFiniteError as error:
         name = next(source.name for source in sources if error.file in source.files)
         raise MergeError(f"{name}: {error.file.name}: {describe_nonfinite(list(error.names))}") from error
-    return {"out": str(out), **plan.summary(), "warnings": [f"{f.subject}: {f.message}" for f in plan.report.warnings]}
+    found = {"warnings": plan.report.warnings, "notes": plan.report.notes}
+    messages = {level: [f"{f.subject}: {f.message}" for f in findings] for level, findings in found.items()}
+    return {"out": str(out), **plan.summary(), **messages}
 
 
 def metadata_files(

@@ -87,6 +87,7 @@ def evaluate(
     domains: Mapping[str, str | Path],
     *,
     max_length: int = 512,
+    max_texts: int = MAX_TEXTS,
     sources: Mapping[str, str | Path] | None = None,
     device: str | None = None,
     card: bool = False,
@@ -97,9 +98,10 @@ def evaluate(
     Args:
         mixture: a mixture of merge-experts.
         domains: name of a domain -> a `.jsonl` file (rows with `text`, or with `term`, `context` and `definition`) or a `.txt` file
-            with one text per line, none of which an expert was trained on; at most 200 different texts are read, spread
-            evenly over the file. A domain with the name of an expert is that expert's own.
+            with one text per line, none of which an expert was trained on. A domain with the name of an expert is that
+            expert's own.
         max_length: tokens of a window, at most those of the mixture's context; longer texts are cut into windows.
+        max_texts: different texts of a domain that are read, spread evenly over its file; every model reads each of them.
         sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
         device: such as "cuda"; by default a GPU if there is one.
         card: write the losses into the mixture's README.md, as a section that the next evaluation replaces.
@@ -118,12 +120,14 @@ def evaluate(
         raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
     if max_length < 2:
         raise MergeError(f"max_length must be at least 2, got {max_length}.")
+    if max_texts < 1:
+        raise MergeError(f"max_texts must be at least 1, got {max_texts}.")
     opened = Mixture.open(mixture, sources)
     if not opened.gated:
         raise MergeError(
             f"{opened.folder} has no gate, so it cannot route texts (gate_mode: none). Compose it with another gate_mode."
         )
-    texts = {name: read_domain(Path(path)) for name, path in domains.items()}
+    texts = {name: read_domain(Path(path), max_texts) for name, path in domains.items()}
     base, experts = opened.open_base(), opened.open_experts()
     device = device or gpu_or_cpu()
     on_model("mixture")
@@ -184,8 +188,8 @@ def check_vocabularies(windows: Mapping[str, list[list[list[int]]]], sources: li
             )
 
 
-def read_domain(path: Path) -> list[str]:
-    """The different texts of a file, at most MAX_TEXTS, spread evenly over it."""
+def read_domain(path: Path, limit: int = MAX_TEXTS) -> list[str]:
+    """The different texts of a file, at most so many, spread evenly over it."""
     path = expand_user(path)
     if not path.is_file():
         raise MergeError(f"The file {str(path)!r} does not exist. Give a .jsonl or .txt file.")
@@ -194,7 +198,7 @@ def read_domain(path: Path) -> list[str]:
     )
     if not texts:
         raise MergeError(f"{path} has no texts. Add some.")
-    chosen = np.linspace(0, len(texts) - 1, min(len(texts), MAX_TEXTS)).round().astype(int)
+    chosen = np.linspace(0, len(texts) - 1, min(len(texts), limit)).round().astype(int)
     return [texts[i] for i in chosen]
 
 

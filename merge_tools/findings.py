@@ -47,6 +47,11 @@ class Report:
         return [f for f in self.findings if f.level == "warning"]
 
     @property
+    def notes(self) -> list[Finding]:
+        """The findings that say what a user may not expect."""
+        return [f for f in self.findings if f.level == "note"]
+
+    @property
     def ok(self) -> bool:
         """Whether there are no errors."""
         return not self.errors

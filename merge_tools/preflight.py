@@ -94,6 +94,7 @@ def run_preflight(
             report.add("error", "recipe", "recipe", line)
         return report, None
     report.allow = recipe.allow
+    check_sparsity(report, recipe)
     base, experts = open_sources(report, recipe)
     sources = distinct([base, *experts])
     usable = [source for source in sources if check_shapes(report, source)]
@@ -123,6 +124,17 @@ def run_preflight(
         if report.ok and plan:
             check_disk(report, Path(out), plan.sizes["bytes"] + size_of_statistics(plan.recipe, plan.base))
     return report, plan if report.ok else None
+
+
+def check_sparsity(report: Report, recipe: Recipe) -> None:
+    """Notes that every token uses every expert, which the default of two does with two experts."""
+    count = len(recipe.experts)
+    if recipe.routing_policy == "token" and recipe.experts_per_token == count:
+        message = (
+            f"every token uses all experts ({count}), so the mixture is as slow as all of them together; experts_per_token: 1 makes "
+            "it sparse."
+        )
+        report.add("note", "recipe", "experts_per_token", message)
 
 
 def open_sources(report: Report, recipe: Recipe) -> tuple[Source | None, list[Source]]:

@@ -14,7 +14,7 @@ except ImportError as error:
 import merge_tools
 from merge_tools import MergeError
 from merge_tools.clustering.pipeline import EMBEDDED, METHODS
-from merge_tools.evaluation import plot_losses
+from merge_tools.evaluation import MAX_TEXTS, plot_losses
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe_values import ALLOWANCES
 from merge_tools.shard_writer import SHARD_BYTES
@@ -393,6 +393,15 @@ def evaluate(
         ),
     ],
     max_length: Annotated[int, typer.Option(min=2, help="Tokens of a window; longer texts are split.")] = 512,
+    max_texts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="At most N texts per domain, spread evenly over its file. The base, each expert and the mixture read them all: "
+            "the time grows with N and with the number of experts.",
+        ),
+    ] = MAX_TEXTS,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the losses there.")] = None,
     card: Annotated[bool, typer.Option("--card", help="Write the losses into the mixture's README.md.")] = False,
     moved: Moved = None,
@@ -412,7 +421,8 @@ def evaluate(
             check_new_file("--plot", plot)
         if device:
             parse_device(device)
-        options: dict = {"max_length": max_length, "sources": read_moved(moved), "device": device, "card": card}
+        options: dict = {"max_length": max_length, "max_texts": max_texts, "sources": read_moved(moved)}
+        options |= {"device": device, "card": card}
         result = merge_tools.evaluate(
             folder, domains, **options, on_model=lambda name: view.log("losses", "cyan", f"of {name}")
         )

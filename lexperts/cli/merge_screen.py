@@ -55,8 +55,9 @@ class Screen:
             self.out.print(Text(text), soft_wrap=True)
 
     def warnings(self, result: dict[str, Any]):
-        """Logs the warnings of a result, with JSON too."""
+        """Logs the warnings and notes of a result, with JSON too."""
         self.log("warning", "yellow", "\n".join(result.get("warnings", [])))
+        self.log("note", "cyan", "\n".join(result.get("notes", [])))
 
     def log(self, level: str, colour: str, text: str):
         """Prints each line of a message to the standard error."""

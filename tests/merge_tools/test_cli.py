@@ -66,13 +66,25 @@ def test_compose(folder):
     assert contents(folder / "out") == contents(folder / "two")
 
 
+@pytest.mark.parametrize("k, policy, is_dense", [(3, "token", True), (2, "token", False), (3, "sequence_soft", False)])
+def test_a_mixture_that_uses_all_experts_for_every_token_is_noted(k, policy, is_dense, folder):
+    recipe = {**json.loads((folder / "recipe.yml").read_text()), "experts_per_token": k, "routing_policy": policy}
+    (folder / "recipe.yml").write_text(json.dumps({**recipe, "format": "lexicon"}))
+    err = run("compose", "recipe.yml", "out")[1]
+    assert ("note: experts_per_token: every token uses all experts (3)" in err) == is_dense
+    report = run_json("check", "recipe.yml")
+    noted = [f["level"] for f in report["findings"] if f["subject"] == "experts_per_token"]
+    assert report["ok"] and noted == ["note"] * is_dense
+
+
 def test_compose_prints_warnings_to_the_standard_error(folder):
     (folder / "recipe.yml").write_text(
         json.dumps({"experts": ["experts/birds", {"source_model": "experts/birds", "name": "b"}]})
     )
     out, err = run("compose", "recipe.yml", "out")
-    assert "warning" not in out
-    assert err.startswith("warning: b: has the same routed weights as birds") and len(err.splitlines()) == 1
+    warning, note = err.splitlines()
+    assert "warning" not in out and note.startswith("note: experts_per_token: ")
+    assert warning.startswith("warning: b: has the same routed weights as birds")
     assert len(run_json("compose", "recipe.yml", "two")["warnings"]) == 1
 
 
@@ -291,7 +303,8 @@ def test_a_mixture_with_gates_from_samples_and_thin_experts(folder):
     domains = ("--domain", "birds=birds.txt", "--domain", "ships=ships.txt")
     shown = run("evaluate", "thin", *domains, "--plot", "kept.png")[0]
     assert "against base" in shown and "wrote kept.png" in shown and (folder / "kept.png").is_file()
-    assert set(run_json("evaluate", "thin", *domains)["domains"]) == {"birds", "ships"}
+    few = run_json("evaluate", "thin", *domains, "--max-texts", 3)["domains"]
+    assert {name: row["texts"] for name, row in few.items()} == {"birds": 3, "ships": 3}
 
 
 def test_route(mixture, folder):

@@ -33,6 +33,20 @@ def mixture(experts, tmp_path):
     return compose(recipe_of(folders[:2], base_model=str(folders[2])), tmp_path / "out")["out"], folders
 
 
+@pytest.mark.parametrize("limit", [1, 2, 9])
+def test_fewer_texts_are_read_on_request(limit, mixture, domains):
+    found = evaluate(mixture[0], domains, max_texts=limit)["domains"]
+    assert [found[name]["texts"] for name in TEXTS] == [min(limit, 3), min(limit, 2)]
+    if limit == 2:  # the first and the last
+        texts = [TEXTS["birds"][0], TEXTS["birds"][-1]]
+        assert found["birds"]["base"] == pytest.approx(loss_of(mixture[1][2], texts, 128), abs=2e-4)
+
+
+def test_no_texts_are_refused(mixture, domains):
+    with pytest.raises(MergeError, match="max_texts must be at least 1, got 0"):
+        evaluate(mixture[0], domains, max_texts=0)
+
+
 def loss_of(folder, texts, length):
     """Nats per token, text by text and window by window, without padding."""
     model, tokenizer, nats, tokens = open_model(folder), AutoTokenizer.from_pretrained(folder), 0.0, 0
