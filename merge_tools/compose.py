@@ -22,12 +22,15 @@ from .tokenizers import mixture_tokenizer
 from .value_checks import describe_nonfinite
 
 
-def check_and_plan(recipe: Recipe | dict | str | Path, out: str | Path | None = None, **changes) -> Plan:
+def check_and_plan(
+    recipe: Recipe | dict | str | Path, out: str | Path | None = None, *, progress: Progress | None = None, **changes
+) -> Plan:
     """Checks a recipe and plans the mixture without writing it.
 
     Args:
         recipe: YAML file, dict or `Recipe`.
         out: output folder, which is then checked too.
+        progress: receives the progress of the gates that are made from texts.
         changes: keys of the recipe to replace.
 
     Raises:
@@ -36,7 +39,7 @@ def check_and_plan(recipe: Recipe | dict | str | Path, out: str | Path | None = 
     report, plan = run_preflight(recipe, out, **changes)
     report.raise_for_errors()
     assert plan is not None  # there are no errors
-    gates = make_gates(plan.recipe, plan.base, plan.experts)
+    gates = make_gates(plan.recipe, plan.base, plan.experts, progress)
     plan.set_gates(gates)
     for warning in gates.warnings:
         plan.report.add("warning", "gates", "gates", warning)
@@ -75,7 +78,7 @@ def compose(
         MergeError: if the preflight finds errors. Nothing is written then.
     """
     out = Path(out)
-    plan = check_and_plan(recipe, out, **changes)
+    plan = check_and_plan(recipe, out, progress=progress, **changes)
     sources = [*plan.experts, plan.base]
 
     def make_files(scans) -> dict[str, bytes]:

@@ -137,11 +137,16 @@ class TokenMean(MeanDifference):
     weigh_by_tokens = True
 
 
-class RidgeMode(TextMode):
+class SampleMode(TextMode):
+    """A mode that reads the beginnings of an expert's samples, in an order that the seed draws, until it has enough tokens."""
+
+    enough_tokens = 8
+
+
+class RidgeMode(SampleMode):
     """Ridge regression of each token's expert on the router's inputs, see `ridge`; its statistics are saved, see `gate_statistics`."""
 
     max_samples = 4096
-    enough_tokens = 8
 
 
 class LastToken(MeanDifference):
@@ -179,7 +184,7 @@ GATE_MODES: dict[str, GateMode] = {
         TextMode("hidden", "layer", statistics=LastToken),
         TextMode("cheap_embed", "embedding", statistics=EmbeddingSum),
         TextMode("router_input", "router"),
-        TextMode("centroid", "router", "samples", TokenMean),
+        SampleMode("centroid", "router", "samples", TokenMean),
         RidgeMode("ridge", "router", "samples"),
         AnchorMode("anchor"),
         DrawnMode("none"),

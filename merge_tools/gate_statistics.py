@@ -23,6 +23,7 @@ from .plan import Gates
 from .provenance import RECORD
 from .recipe import ExpertRecipe, Recipe, gated_parts
 from .ridge import HELD_OUT_TOKENS, Moments, MomentSum, confusion, fit_gate
+from .shard_writer import Progress
 from .tensor_files import DTYPE_BYTES, FLOATS, read_header
 
 FILE = "gate_statistics.tensors"  # in the safetensors format; engines read every *.safetensors of a folder as weights
@@ -60,7 +61,12 @@ class ExpertStatistics:
 
 
 def statistics_of(
-    recipe: Recipe, base: Source, parts: list[RoutedPart], experts: list[ExpertRecipe], sources: list[Source]
+    recipe: Recipe,
+    base: Source,
+    parts: list[RoutedPart],
+    experts: list[ExpertRecipe],
+    sources: list[Source],
+    progress: Progress | None = None,
 ) -> list[ExpertStatistics]:
     """Runs each expert on its own samples, in the dtype of the mixture. `sources` are those of the experts.
 
@@ -71,6 +77,8 @@ def statistics_of(
     assert isinstance(mode, TextMode)
     groups = [texts_of(recipe, expert) for expert in experts]
     texts, dtype = encode_texts(recipe, base, groups), dtype_of_states(recipe, base)
+    progress = progress or Progress()
+    progress.start("gates", len(parts) * sum(len(text.tokens) for text in texts))
     found = []
     for number, (expert, source) in enumerate(zip(experts, sources, strict=True)):
         own = [text for text in texts if text.expert == number]
@@ -79,6 +87,7 @@ def statistics_of(
             stop = training_tokens(index, len(own), len(states))
             sums[key_of(part)].add(states[:stop], held_out=False)
             sums[key_of(part)].add(states[stop:], held_out=True)
+            progress.advance("gates", len(states))
         try:
             moments = {router: spilled(sums.pop(router).moments()) for router in list(sums)}
         except MergeError as error:

@@ -15,16 +15,18 @@ from .layout import RoutedPart, Shape
 from .mixture import Mixture
 from .plan import Gates
 from .recipe import ExpertRecipe, Recipe, gated_parts
+from .shard_writer import Progress
 
 PARALLEL = 1 - 1e-9  # cosine of two rows from which they are the same for a router
 
 
-def make_gates(recipe: Recipe, base: Source, experts: list[Source]) -> Gates:
+def make_gates(recipe: Recipe, base: Source, experts: list[Source], progress: Progress | None = None) -> Gates:
     """The gates of a recipe, whose sources these are."""
     parts = gated_parts(recipe, base.shape)
     if isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
-        return ridge_gates(parts, statistics_of(recipe, base, parts, recipe.experts, experts))
-    return separate_rows(recipe, lambda: base, parts, base.shape, recipe.experts, experts, range(len(experts)))
+        return ridge_gates(parts, statistics_of(recipe, base, parts, recipe.experts, experts, progress))
+    numbers = range(len(experts))
+    return separate_rows(recipe, lambda: base, parts, base.shape, recipe.experts, experts, numbers, progress)
 
 
 def separate_rows(
@@ -35,6 +37,7 @@ def separate_rows(
     experts: list[ExpertRecipe],
     sources: list[Source],
     numbers: Iterable[int],
+    progress: Progress | None = None,
 ) -> Gates:
     """The rows of some experts in a mode whose rows do not depend on the other experts.
 
@@ -48,7 +51,7 @@ def separate_rows(
         return Gates(rows, {"mode": recipe.gate_mode})
     if isinstance(mode, AnchorMode):
         return anchored_gates(parts, open_base(), sources, [expert.name for expert in experts])
-    return gates_from_texts(recipe, open_base(), parts, experts)
+    return gates_from_texts(recipe, open_base(), parts, experts, progress or Progress())
 
 
 def drawn_gate(recipe: Recipe, part: RoutedPart, shape: Shape, experts: Iterable[int]) -> np.ndarray:
@@ -62,11 +65,14 @@ def drawn_gate(recipe: Recipe, part: RoutedPart, shape: Shape, experts: Iterable
     return mode.rows(seed, part.input_size(shape), experts).astype(np.float32)
 
 
-def gates_from_texts(recipe: Recipe, base: Source, parts: list[RoutedPart], experts: list[ExpertRecipe]) -> Gates:
+def gates_from_texts(
+    recipe: Recipe, base: Source, parts: list[RoutedPart], experts: list[ExpertRecipe], progress: Progress
+) -> Gates:
     """Computes a row per expert from its texts, in one run of the base model that is streamed text by text."""
     mode = GATE_MODES[recipe.gate_mode]
     assert isinstance(mode, TextMode)
     texts = encode_texts(recipe, base, [texts_of(recipe, expert) for expert in experts])
+    progress.start("gates", len(parts) * sum(len(text.tokens) for text in texts))
     statistics = {part.gate: mode.statistics(len(experts), part.input_size(base.shape)) for part in parts}
     # index of a text -> gate -> its vector at the router
     previews: dict[int, dict[str, np.ndarray]] = {i: {} for i, text in enumerate(texts) if text.shown}
@@ -74,6 +80,7 @@ def gates_from_texts(recipe: Recipe, base: Source, parts: list[RoutedPart], expe
         gate = statistics[part.gate]
         if kind == mode.state:
             gate.add(texts[index].expert, texts[index].negative, x)
+            progress.advance("gates", len(x))
         if kind != "layer" and index in previews:
             previews[index][part.gate] = gate.vector(x) if kind == mode.state else mean_state(x)
     values = {part.gate: statistics[part.gate].rows().astype(np.float32) for part in parts}

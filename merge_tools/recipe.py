@@ -33,7 +33,7 @@ class ExpertRecipe:
     name: str = ""
     positive_prompts: list[str] = field(default_factory=list)
     negative_prompts: list[str] = field(default_factory=list)
-    samples: str | None = None  # .jsonl or .txt file of the expert's own data, for `gate_mode: centroid`
+    samples: str | None = None  # .jsonl or .txt file of the expert's own data, for `gate_mode: centroid` and `ridge`
     weight: float = 1.0
 
 
@@ -76,8 +76,8 @@ class Recipe:
             see `low_rank`; or, below 1, the share of the difference's energy that every matrix keeps. Default: experts are whole.
         include_base: whether the base is an expert too, for texts of no expert's domain; or a mapping with its texts or samples for
             gates, and its name (default: base).
-        gate_tokens: tokens of each expert's samples that `gate_mode: ridge` reads; default: 8 per dimension of the model. More give
-            better gates, in proportionally more time.
+        gate_tokens: tokens of each expert's samples that `gate_mode: ridge` and `centroid` read; default: 8 per dimension of the
+            model. More give better gates, in proportionally more time.
         architecture: the name of the format in mergekit-moe, accepted if it is what is written anyway.
         allow: differences between the experts to accept: "vocab", "tokenizer", "rope".
         seed: seed of random gates, of the rows drawn from `samples`, and of the elements that "dare" drops.

@@ -7,7 +7,7 @@ from run_tools.errors import did_you_mean, short_repr
 
 from .averages import AVERAGES, WITH_DENSITY
 from .families import MLP
-from .gate_modes import GATE_MODES, AnchorMode, RidgeMode
+from .gate_modes import GATE_MODES, AnchorMode, SampleMode
 
 if TYPE_CHECKING:
     from .recipe import Recipe
@@ -88,10 +88,10 @@ def gate_conflicts(recipe: "Recipe") -> Iterator[Conflict]:
     if mode.name == "none" and recipe.routing_policy != "domain":
         message = f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random."
         yield ("routing_policy",), message
-    if recipe.gate_tokens and not isinstance(mode, RidgeMode):
+    if recipe.gate_tokens and not isinstance(mode, SampleMode):
         yield (
             ("gate_mode",),
-            f"gate_tokens: {recipe.gate_tokens} is for gate_mode: ridge, but gate_mode is {mode.name}. Remove it, or change gate_mode.",
+            f"gate_tokens: {recipe.gate_tokens} is for gate_mode: ridge or centroid, but gate_mode is {mode.name}. Remove it, or change gate_mode.",
         )
     if mode.only_hidden and {"o_proj", "down_proj"} & set(recipe.router_layers):
         yield (

@@ -45,13 +45,15 @@ LAST = ("config.json", INDEX)  # written after all other files
 
 
 class Progress:
-    """Receives the progress of a run; this base class ignores it. Phases: read, write, sync, rename; unit: bytes."""
+    """Receives the progress of a run; this base class ignores it. Phases: gates, whose unit are tokens at a router; and read, write,
+    sync, rename, whose unit are bytes.
+    """
 
     def start(self, phase: str, total: int):
-        """A phase that will process `total` bytes starts."""
+        """A phase that will process `total` of its units starts."""
 
     def advance(self, phase: str, count: int):
-        """`count` more bytes were processed. Called from several threads."""
+        """`count` more units were processed. Called from several threads."""
 
 
 @dataclass(frozen=True)

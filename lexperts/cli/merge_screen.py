@@ -31,7 +31,14 @@ SIGNS = {"ok": ("green", "ok"), "note": ("cyan", "note"), "warning": ("yellow", 
 MAX_NAMES = 2
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
 SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
-PHASES = {"read": "reading sources", "write": "writing mixture", "sync": "syncing to disk", "verify": "comparing"}
+PHASES = {
+    "gates": "running texts",
+    "read": "reading sources",
+    "write": "writing mixture",
+    "sync": "syncing to disk",
+    "verify": "comparing",
+}
+WITHOUT_BYTES = ("gates",)
 
 
 @dataclass
@@ -121,12 +128,28 @@ def progress_bars(view: Screen):
     return ProgressBars(view.err) if view.err.is_terminal else nullcontext(Progress())
 
 
+class Done(DownloadColumn):
+    """The bytes of a phase, or the percentage of one that has no bytes."""
+
+    def render(self, task) -> Text:
+        """The text of a bar."""
+        return Text(f"{task.percentage:.0f}%") if task.fields["phase"] in WITHOUT_BYTES else super().render(task)
+
+
+class Speed(TransferSpeedColumn):
+    """The bytes per second of a phase that has bytes."""
+
+    def render(self, task) -> Text:
+        """The text of a bar."""
+        return Text() if task.fields["phase"] in WITHOUT_BYTES else super().render(task)
+
+
 class ProgressBars(Progress):
-    """One progress bar per phase, with bytes, speed and remaining time."""
+    """One progress bar per phase, with bytes and speed, or a percentage, and the remaining time."""
 
     def __init__(self, console: Console):
-        columns = (TextColumn("{task.description:<20}"), BarColumn(), DownloadColumn())
-        self.bars = Bars(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True)
+        columns = (TextColumn("{task.description:<20}"), BarColumn(), Done(), Speed(), TimeRemainingColumn())
+        self.bars = Bars(*columns, console=console, transient=True)
         self.tasks: dict[str, Any] = {}
 
     def start(self, phase: str, total: int):
@@ -135,7 +158,7 @@ class ProgressBars(Progress):
             task = self.bars.tasks[self.tasks[phase]]
             self.bars.update(self.tasks[phase], total=task.total + total)
         elif phase in PHASES:
-            self.tasks[phase] = self.bars.add_task(PHASES[phase], total=total)
+            self.tasks[phase] = self.bars.add_task(PHASES[phase], total=total, phase=phase)
 
     def advance(self, phase: str, count: int):
         """Advances the bar of the phase."""

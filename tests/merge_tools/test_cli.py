@@ -1,15 +1,18 @@
 """merge-experts, command by command: text output, JSON output, errors and exit status."""
 
 import errno
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from lexperts.cli.merge import app
+from lexperts.cli.merge_screen import ProgressBars
 from merge_tools import MergeError, inspect
 from tests.loopback_hub import LoopbackHub
 
@@ -394,3 +397,14 @@ def model_ids(folder, text):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)(text)["input_ids"][1:]
+
+
+def test_the_bar_of_the_gates_has_a_percentage_and_the_others_have_bytes():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with ProgressBars(console) as bars:
+        bars.start("gates", 200)
+        bars.advance("gates", 50)
+        bars.start("read", 4_000_000)
+        bars.bars.refresh()
+    shown = console.file.getvalue()
+    assert "running texts" in shown and "25%" in shown and "0.0/4.0 MB" in shown and "50/200" not in shown

@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoTokenizer, LlamaConfig
 
-from merge_tools import MergeError, Recipe, add, compose, gate_texts, gates
+from merge_tools import MergeError, Progress, Recipe, add, compose, gate_texts, gates
 from merge_tools.checkpoints import open_source
 from merge_tools.encoding import open_encoder, plain_tokenizer
 from merge_tools.layout import RoutedPart, Shape
@@ -190,6 +190,39 @@ def test_centroid_gates_are_the_mean_token_of_the_samples(experts, samples, tmp_
             even.append(means.mean(0))
         assert_close(result[MLP.format(layer)], torch.stack(rows).float(), atol=1e-5, rtol=1e-5)
         assert (result[MLP.format(layer)] - torch.stack(even)).abs().max() > 1e-3  # negative control: texts, not tokens
+
+
+def test_centroid_gates_read_enough_tokens_and_not_all_samples(experts, tmp_path):
+    folders, specs = experts(2), []
+    for folder, word in zip(folders, ("owl", "sail"), strict=True):
+        (tmp_path / f"{folder.name}.txt").write_text("\n".join(f"{'a ' * (i % 50)}{word}" for i in range(200)))
+        specs.append({"source_model": str(folder), "samples": str(tmp_path / f"{folder.name}.txt")})
+
+    def tokens_and_gate(out, **options):
+        seen = Counted()
+        compose({"experts": specs, "gate_mode": "centroid", **options}, tmp_path / out, progress=seen)
+        assert seen.done == seen.total > 0
+        return seen.total // 4, read_tensors(tmp_path / out)[MLP.format(1)]  # two routers, two experts
+
+    tokens, gate = tokens_and_gate("default")
+    assert 8 * 32 <= tokens < 8 * 32 + gate_texts.BEGINNING
+    again, other = (tokens_and_gate(str(seed), seed=seed)[1] for seed in (42, 1))
+    assert torch.equal(gate, again) and not torch.equal(gate, other)
+    few, _ = tokens_and_gate("few", gate_tokens=20)
+    whole, mean = tokens_and_gate("whole", gate_tokens=10**6)
+    assert 20 <= few < 20 + gate_texts.BEGINNING < tokens < whole and (gate - mean).abs().max() < mean.abs().max()
+
+
+class Counted(Progress):
+    """The units of the gates."""
+
+    total = done = 0
+
+    def start(self, phase, total):
+        self.total += total * (phase == "gates")
+
+    def advance(self, phase, count):
+        self.done += count * (phase == "gates")
 
 
 def test_samples_are_selected_by_the_seed(tmp_path):

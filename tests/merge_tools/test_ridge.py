@@ -306,7 +306,7 @@ def test_gate_tokens_are_read_of_each_expert(experts, samples, tmp_path):
     held_out = 1 / HELD_OUT_SHARE
     assert all(100 * (1 - held_out) - 10 <= tokens <= 110 for tokens in made_by(tmp_path / "out")["tokens"])
     with pytest.raises(MergeError, match="gate_tokens: 100 is for gate_mode: ridge"):
-        read_recipe(recipe(folders, samples, gate_tokens=100, gate_mode="centroid"))
+        read_recipe(recipe(folders, samples, gate_tokens=100, gate_mode="random"))
     with pytest.raises(MergeError, match="gate_tokens"):
         read_recipe(recipe(folders, samples, gate_tokens=0))
 
