@@ -1,11 +1,14 @@
 """The model card of a mixture, generated from its merge record."""
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from run_tools.cards import join_card, make_table
 from run_tools.errors import format_size
-from run_tools.pretrained import hub_id
+from run_tools.model_options import is_path
+from run_tools.pretrained import PACKAGED, hub_id, published_name
 
 from .places import is_on_hub
 
@@ -24,7 +27,7 @@ def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
     """README.md: how to open the mixture, its sources, a routing preview, and the recipe."""
     import yaml
 
-    recipe = yaml.safe_dump(record["recipe"], sort_keys=False, allow_unicode=True).strip()
+    recipe = yaml.safe_dump(published_recipe(record), sort_keys=False, allow_unicode=True).strip()
     return join_card(
         metadata(record),
         f"# Mixture of {len(record['recipe']['experts'])} experts",
@@ -34,6 +37,28 @@ def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
         *routing(record),
         f"{RECIPE}\n\n```yaml\n{recipe}\n```",
     ).encode()
+
+
+def published(record: dict[str, Any], origin: str) -> str:
+    """A source as the card names it: by its Hub id, or by the last part of its folder's path."""
+    return hub_id(origin) if is_on_hub(record, origin) else published_name(os.path.join(os.curdir, origin))
+
+
+def published_recipe(record: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the places of its folders and files; a packaged model has its own name, by which a merge finds it."""
+
+    def place(value):
+        return value if value in PACKAGED and is_on_hub(record, value) else published(record, value)
+
+    def without_places(options: dict[str, Any]) -> dict[str, Any]:
+        places = {key: place(options[key]) for key in ("base_model", "source_model") if options.get(key)}
+        files = {key: Path(options[key]).name for key in ("samples", "centroids") if options.get(key)}
+        return {**options, **places, **files}
+
+    recipe = without_places(record["recipe"])
+    if is_path(recipe.get("embedder") or ""):
+        recipe["embedder"] = published_name(recipe["embedder"])
+    return recipe | {"experts": [without_places(expert) for expert in recipe["experts"]]}
 
 
 def metadata(record: dict[str, Any]) -> dict[str, Any]:
@@ -64,15 +89,21 @@ def sources(record: dict[str, Any]) -> list[str]:
     """The sources of the weights and of the gates."""
     recipe, experts = record["recipe"], [expert["name"] for expert in record["experts"]]
     rows = [
-        (e["name"], e["source"], e.get("license", "not stated"), ", ".join(filter(None, map(short_hash, e["files"]))))
+        (
+            e["name"],
+            published(record, e["source"]),
+            e.get("license", "not stated"),
+            ", ".join(filter(None, map(short_hash, e["files"]))),
+        )
         for e in record["experts"]
     ]
-    shared = f"copied from {record['base']['source']}"
+    base = published(record, record["base"]["source"])
+    shared = f"copied from {base}"
     if recipe["average"] != "base":
         names = ", ".join(record.get("shared_from") or experts)
         shared = f"the {recipe['average']} over {names}"
         if density := recipe.get("density"):
-            shared = f"merged by {recipe['average']} (density {density:g}) from {names} over {record['base']['source']}"
+            shared = f"merged by {recipe['average']} (density {density:g}) from {names} over {base}"
     origins, tuned = f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}.", record.get("tuned")
     if tuned:
         origins += f" They were tuned for {tuned['steps']} steps with everything else frozen."

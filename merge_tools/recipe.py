@@ -174,13 +174,13 @@ def build_recipe(source: dict, changes: dict, problems: dict[str, str]) -> Recip
     """
     problems |= dict.fromkeys([*find_key_errors(source), *find_key_errors(changes)], "")
     readable = not problems
-    options, changes = (validate_keys(given, "the recipe", problems) for given in (source, changes))
+    options, changes = (validate_keys(keys, "the recipe", problems) for keys in (source, changes))
     allowed = [*options.get("allow", []), *changes.get("allow", [])]
     options |= {**changes, "allow": list(dict.fromkeys(allowed))}
-    experts, count = options.get("experts"), len(problems)
-    if isinstance(experts, list) and experts:
-        experts = [*experts, *base_expert(options, problems)]
-        experts = [read_expert(expert, problems) for expert in experts]
+    given, count = options.get("experts"), len(problems)
+    experts: list[ExpertRecipe] = []
+    if isinstance(given, list) and given:
+        experts = [read_expert(expert, problems) for expert in [*given, *base_expert(options, problems)]]
     elif readable:
         raise MergeError("The recipe has no experts. Add a list: experts: [{source_model: PATH}, ...].")
     if not readable or len(problems) > count:

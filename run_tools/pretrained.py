@@ -1,6 +1,7 @@
 """Pretrained models that come as packages of PyPI and are known by a name: `smollm2`, a Llama of 135 million parameters."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -8,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from .cards import join_card
+from .cards import is_hub_id, join_card
 from .claims import locked, remove_empty
 from .errors import UserError
 from .files import hash_file, write_file
+from .model_options import is_path
 
 
 class PackagedModel(NamedTuple):
@@ -44,6 +46,7 @@ PACKAGED = {
 }
 
 
+CACHED = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/[^/]+/?$")  # the end of a folder's path in the Hub's cache
 CARD = "# {hub_id}\n\nUnpacked from `{file}` of the package {packages[0]}, whose weights are rounded to four bits."
 
 
@@ -114,3 +117,15 @@ def unpack(packaged: PackagedModel, path: Path, folder: Path) -> None:
 def hub_id(name: str) -> str:
     """The Hub id of a packaged model; a Hub id unchanged."""
     return PACKAGED[name].hub_id if name in PACKAGED else name
+
+
+def published_name(model: str) -> str:
+    """A model as a card names it, which may be published: a Hub id, also that of a packaged model or a folder of the Hub's cache; of
+    other folders the last part.
+    """
+    name = hub_id(model)
+    if is_hub_id(name) or not is_path(name):
+        return name
+    if cached := CACHED.search(name):
+        return f"{cached[1]}/{cached[2]}"
+    return Path(os.path.abspath(os.path.expanduser(name))).name

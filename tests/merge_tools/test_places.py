@@ -143,3 +143,21 @@ def test_bases_of_adapters_are_not_folders_here(project, tmp_path, monkeypatch):
     assert read_tensors(tmp_path / "dense")["model.norm.weight"].equal(
         read_tensors(project / "m" / "e0")["model.norm.weight"]
     )
+
+
+def test_a_card_has_no_places_of_this_machine_and_the_record_has(experts, tmp_path):
+    specs = []
+    for folder in experts(2):
+        (tmp_path / f"{folder.name}.txt").write_text(f"a text of {folder.name}\n" * 3)
+        specs.append({"source_model": str(folder), "samples": str(tmp_path / f"{folder.name}.txt")})
+    base = specs[0]["source_model"]
+    compose({"base_model": base, "average": "base", "gate_mode": "centroid", "experts": specs}, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "/" + experts(2)[0].parent.name not in card and str(tmp_path) not in card
+    recipe = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    assert [(e["source_model"], e["samples"]) for e in recipe["experts"]] == [
+        ("birds", "birds.txt"),
+        ("ships", "ships.txt"),
+    ]
+    assert recipe["base_model"] == "birds" and "copied from birds" in card
+    assert record_of(tmp_path / "out")["recipe"]["base_model"] == base

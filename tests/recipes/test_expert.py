@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertMo
 from lexperts.recipes.expert import texts, train
 from lexperts.recipes.expert.anchor import add_anchors
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
-from merge_tools import MergeError, add, compose, inspect, remove
+from merge_tools import MergeError, add, check, compose, inspect, remove
 from merge_tools.anchors import FILE
 from run_tools.errors import UserError
+from run_tools.pretrained import PACKAGED
 from tests.recipes.helpers import TINY, KilledError, fails, kill_after_a_checkpoint, run_main, write_rows
 
 CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
@@ -114,7 +115,9 @@ def test_the_card_of_an_expert_has_the_licence_of_its_base_and_a_recipe(options,
     card = ModelCard((folder / "README.md").read_text())
     assert card.data.license == "apache-2.0" and card.data.library_name == library
     recipe = yaml.safe_load(re.search("```yaml\n(.*?)```", card.text, re.DOTALL)[1])
-    assert recipe["base_model"] == str(licensed) and recipe["experts"][0]["source_model"] == str(folder)
+    assert recipe["base_model"] == licensed.name and recipe["experts"][0]["source_model"] == folder.name
+    assert str(tmp_path) not in str(card) and "in 2 steps of" in card.text
+    recipe["base_model"] = str(licensed)
     for expert in recipe["experts"]:
         expert["source_model"] = str(folder)
         if "samples" in expert:
@@ -140,6 +143,43 @@ def test_an_adapter_of_the_mlps_is_an_expert(base, rows, tmp_path):
     name, prefix = "model.layers.0.mlp.up_proj.weight", "model.layers.0.block_sparse_moe.experts"
     assert torch.equal(mixture[f"{prefix}.1.w3.weight"], dense[name])
     assert not torch.equal(mixture[f"{prefix}.0.w3.weight"], dense[name])
+
+
+@pytest.fixture
+def packaged(base, tmp_path, monkeypatch):
+    """The packaged model `smollm2` is the base."""
+    monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path / "cache"))
+    digits = PACKAGED["smollm2"].sha256[:12]
+    shutil.copytree(base, tmp_path / "cache" / f"smollm2-{digits}")
+    monkeypatch.chdir(tmp_path)
+    return PACKAGED["smollm2"].hub_id
+
+
+def test_an_adapter_names_a_packaged_base_by_its_hub_id_and_merges_without_the_hub(packaged, rows, tmp_path):
+    adapter = train_on("smollm2", rows, tmp_path / "adapter", "--lora", "--lora-r", 2).folder
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == packaged
+    card = ModelCard((adapter / "README.md").read_text())
+    assert card.data.base_model == packaged and f"base_model:adapter:{packaged}" in card.data.tags
+    assert str(tmp_path) not in str(card)
+    assert yaml.safe_load(re.search("```yaml\n(.*?)```", card.text, re.DOTALL)[1])["base_model"] == "smollm2"
+    for name, base in (("named", {"base_model": "smollm2"}), ("own", {})):
+        recipe = {**base, "experts": [str(adapter), {"source_model": "smollm2", "name": "plain"}]}
+        assert check(recipe).ok
+        compose(recipe, tmp_path / name)
+        card = (tmp_path / name / "README.md").read_text()
+        assert str(tmp_path) not in card and f"| plain | {packaged} |" in card
+    (adapter / "run_settings.json").unlink()  # then only the recipe says that it is not the model on the Hub
+    assert check({"base_model": "smollm2", "experts": [str(adapter), "smollm2"]}).ok
+    with pytest.raises(MergeError, match=packaged):
+        compose({"experts": [str(adapter), "smollm2"]}, tmp_path / "out")
+
+
+def test_an_adapter_over_a_folder_keeps_its_path_out_of_the_card(base, rows, tmp_path):
+    adapter = train_on(base, rows, tmp_path / "adapter", "--lora").folder
+    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    card = ModelCard((adapter / "README.md").read_text())
+    assert str(base) not in str(card) and base.name in card.text and card.data.base_model is None
+    assert not any(tag.startswith("base_model:") for tag in card.data.tags)
 
 
 def test_an_anchored_model_begins_as_its_base(base):

@@ -108,3 +108,21 @@ def test_processes_that_need_a_folder_at_the_same_time_wait_for_the_one_that_wri
         folders = {future.result(20) for future in (first, *others)}
     assert folders == {tmp_path / "model-1"} and (tmp_path / "model-1" / "model").read_text() == "complete"
     assert len(writers) == 1 and [path.name for path in tmp_path.iterdir()] == ["model-1"]
+
+
+@pytest.mark.parametrize(
+    "model, shown",
+    [
+        ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("org/model", "org/model"),
+        ("gpt2", "gpt2"),
+        ("/home/me/models/words", "words"),
+        ("/home/me/models/words/", "words"),
+        ("./words/../birds", "birds"),
+        ("~/words", "words"),
+        ("/home/me/.cache/huggingface/hub/models--org--a-model/snapshots/0a1b2c", "org/a-model"),
+        ("/models--org--a/snapshots/0a/inner", "inner"),
+    ],
+)
+def test_a_card_names_no_place_on_this_machine(model, shown):
+    assert pretrained.published_name(model) == shown

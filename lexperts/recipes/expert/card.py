@@ -1,23 +1,26 @@
-"""The model card of a trained expert, with the licence of the model that it started from."""
+"""The model card of a trained expert, with the licence of the model that it started from, and what an adapter says of it."""
 
+import json
 from pathlib import Path
 
 import yaml
 from transformers import TrainerCallback
 
 from merge_tools.provenance import read_license
-from run_tools.cards import hub_metadata, is_hub_id, join_card
+from run_tools.cards import hub_metadata, is_hub_id, join_card, read_card
 from run_tools.files import write_file
 from run_tools.packaged import resolve_model
-from run_tools.pretrained import hub_id
+from run_tools.pretrained import PACKAGED, published_name
 
 from .arguments import ModelArguments
 
 CARD = """# {title}
 
-An expert made from {base} in {steps:,} steps of training on texts of one domain. {trained}
+An expert made from {base} in {steps} of training on texts of one domain. {trained}
 
 ## How to merge it
+
+`recipe.yml`, beside the folders of the experts:
 
 ```yaml
 {recipe}
@@ -37,10 +40,9 @@ class CardCallback(TrainerCallback):
     """Writes README.md when the training ends; a card that is there already is kept."""
 
     def __init__(self, args: ModelArguments):
-        self.args, self.base = args, hub_id(args.model_name_or_path)
+        self.args, self.base = args, published_name(args.model_name_or_path)
         self.on_hub = is_hub_id(self.base)
-        packaged = self.base != args.model_name_or_path
-        if self.on_hub and not packaged:
+        if self.on_hub and self.base == args.model_name_or_path:
             self.license = hub_metadata(self.base).get("license")
         else:
             self.license = read_license(Path(resolve_model(args.model_name_or_path)))
@@ -66,15 +68,39 @@ class CardCallback(TrainerCallback):
             "tags": ["lexperts", "merge"],
         }
         text = CARD.format(
-            title=folder.name, base=self.base, steps=steps, trained=trained, recipe=self.recipe(folder).strip()
+            title=folder.name,
+            base=self.base,
+            steps=f"{steps:,} step{'s' * (steps != 1)}",
+            trained=trained,
+            recipe=self.recipe(folder).strip(),
         )
         return join_card(metadata, text)
 
     def recipe(self, folder: Path) -> str:
         """The YAML of a recipe with the expert and another one."""
-        experts = [{"source_model": str(folder)}, {"source_model": "OTHER_EXPERT"}]
+        experts = [{"source_model": folder.name}, {"source_model": "OTHER_EXPERT"}]
         if not self.args.anchor:
             experts = [{**e, "samples": f"{name}.jsonl"} for e, name in zip(experts, ("TEXTS", "OTHER"), strict=True)]
-        keys = {"base_model": self.args.model_name_or_path, "average": "base"}
+        base = self.args.model_name_or_path
+        keys = {"base_model": base if base in PACKAGED else self.base, "average": "base"}
         keys["gate_mode"] = "anchor" if self.args.anchor else "ridge"
         return yaml.safe_dump({**keys, "experts": experts}, sort_keys=False, allow_unicode=True)
+
+
+def name_base(folder: Path, base: str) -> None:
+    """Lets a saved adapter name its base by its Hub id. A base without one stays a path in adapter_config.json, from which peft opens it,
+    and is left out of the card's metadata, which peft has filled in.
+    """
+    path, on_hub = folder / "adapter_config.json", is_hub_id(base)
+    config = json.loads(path.read_text(encoding="utf-8"))
+    place = config["base_model_name_or_path"]
+    if on_hub and place != base:
+        write_file(path, json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True))
+    card = read_card(folder / "README.md")
+    if card is None or place == base:
+        return
+    if card.data.base_model == place:
+        card.data.base_model = base if on_hub else None
+    named = {f"base_model:adapter:{place}": [f"base_model:adapter:{base}"] if on_hub else []}
+    card.data.tags = [new for tag in card.data.tags or [] for new in named.get(tag, [tag])]
+    write_file(folder / "README.md", str(card))

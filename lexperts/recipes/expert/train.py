@@ -8,6 +8,8 @@ output is a dense model that `lexperts merge compose` reads; with --lora an adap
 (arXiv 2604.18473), train again from the output with another --freeze.
 """
 
+from pathlib import Path
+
 from datasets import Dataset
 from safetensors.torch import save_file
 from torch import nn
@@ -21,11 +23,11 @@ from run_tools.model_loading import open_config
 from run_tools.model_options import describe_load_errors, open_with_tokenizer
 
 from ..common.arguments import RunFolderArguments
-from ..common.causal_training import add_lora, make_trainer, print_rank0, training_command
+from ..common.causal_training import CheckpointTrainer, add_lora, make_trainer, print_rank0, training_command
 from ..common.run_folder import open_run
 from .anchor import GATE, add_anchors
 from .arguments import FREEZE, DataArguments, ModelArguments
-from .card import CardCallback
+from .card import CardCallback, name_base
 from .texts import make_windows
 
 
@@ -46,6 +48,16 @@ class AnchoredTrainer(Trainer):
         self.model.save_pretrained(folder, state_dict={k: v for k, v in weights.items() if k not in gates})
         self.processing_class.save_pretrained(folder)
         save_file(gates, f"{folder}/{anchors.FILE}", {anchors.BASE: self.base_digest})
+
+
+class AdapterTrainer(CheckpointTrainer):
+    """Saves an adapter that names its base by its Hub id, if it has one; before it is pushed."""
+
+    base = ""
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        name_base(Path(output_dir or self.args.output_dir), self.base)
 
 
 def freeze(model: nn.Module, kept: str) -> None:
@@ -100,8 +112,11 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     model, tokenizer = load(model_args)
     files = {"train": data_args.train_files, "validation": data_args.validation_files}
     splits = {name: make_dataset(name, paths, tokenizer, data_args) for name, paths in files.items() if paths}
-    cls = AnchoredTrainer if model_args.anchor else None
-    trainer = make_trainer(model, tokenizer, splits, training_args, cls, callbacks=[CardCallback(model_args)])
+    cls = AnchoredTrainer if model_args.anchor else AdapterTrainer if model_args.lora else None
+    card = CardCallback(model_args)
+    trainer = make_trainer(model, tokenizer, splits, training_args, cls, callbacks=[card])
+    if model_args.lora:
+        trainer.base = card.base
     if model_args.anchor:
         trainer.base_digest = anchors.digest_of_base(open_source("base", model_args.model_name_or_path))
     return trainer, folder
