@@ -19,7 +19,7 @@ from pathlib import Path
 from common import make_parser, run_lexperts, write
 
 DICTIONARIES = ("wordnet", "oxford", "urban")
-DENSE, PROMPTED, SHOTS = "experts_1", "prompted", (0, 4)
+DENSE, PROMPTED = "experts_1", "prompted"
 DEFAULT = "lexicon-smollm2"  # the packaged model
 SYSTEMS = ("main", DENSE, "paper")
 SPLITS = ("train", "validation", "test")
@@ -52,11 +52,13 @@ def recipe(options, name: str, system: str, seed: int) -> Path:
 def prompted(options, name: str) -> dict[str, Path]:
     """Definitions by SmolLM2 with examples in the prompt -> the file of each number of examples."""
     rows, output = rows_of(options, name), options.work / name / "prompted.jsonl"
-    given = {"train_files": rows["train"], "test_files": rows["test"], "shots": list(SHOTS), "output": output}
+    given = {"train_files": rows["train"], "test_files": rows["test"], "shots": options.shots, "output": output}
     given |= {"batch_size": 32, "max_new_tokens": 32, "dtype": "bfloat16", "chat": "true"}
     log = options.work / name / "prompted.log"
     run_lexperts("define", "in-context", log=log, threads=options.threads, model_name_or_path="smollm2", **given)
-    return {f"{PROMPTED}, {shots} examples": output.with_name(f"prompted.shots{shots}.jsonl") for shots in SHOTS}
+    return {
+        f"{PROMPTED}, {shots} examples": output.with_name(f"prompted.shots{shots}.jsonl") for shots in options.shots
+    }
 
 
 def packaged(options, name: str) -> tuple[Path, float]:
@@ -101,12 +103,13 @@ def main():
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), help="named changes of the recipe")
     parser.add_argument("--packaged", action="store_true", help="also the default model, as installed")
     parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
+    parser.add_argument("--shots", type=int, nargs="+", default=[0, 4], help="examples in the prompt")
     parser.add_argument("--threads", type=int, help="threads of each process; by default torch's choice")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
     options = parser.parse_args()
     rows = [measure(options, name) for name in options.dictionaries]
     settings = {"dictionaries": options.dictionaries, "seeds": options.seeds, "systems": options.systems}
-    write(options.name, rows, **settings, shots=list(SHOTS) if options.prompted else [])
+    write(options.name, rows, **settings, shots=options.shots if options.prompted else [])
 
 
 if __name__ == "__main__":

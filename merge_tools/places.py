@@ -4,7 +4,6 @@ Of symbolic links in a source only those are followed that stay in its folder, o
 small files of its sources into the output, which may be published: a link out of a downloaded folder could name any file of the user.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from run_tools.errors import closest, expand_user, join_names
-from run_tools.fingerprints import RECORD
 from run_tools.pretrained import PACKAGED, unpacked
 
 from .errors import MergeError
@@ -147,23 +145,6 @@ def blobs_of(folder: Path) -> list[Path]:
     return [place.parent / "blobs" for place in snapshots[:1]]
 
 
-def packaged_base(folder: Path, named: str, fallback: str | None) -> str | None:
-    """The packaged model whose Hub id an adapter names, if the recipe's `base_model` is that, or the adapter was trained on it: its
-    weights are rounded, and those on the Hub are not.
-    """
-    name = next((name for name, model in PACKAGED.items() if model.hub_id == named), None)
-    if name is None or (fallback == name and not os.path.isdir(name)):
-        return name
-    path = folder / RECORD
-    try:
-        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return (
-            name if record["settings"]["model_name_or_path"] == {"name": name} else None
-        )  # as `fingerprint` writes it
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return None
-
-
 def find_base(folder: Path, config: dict[str, Any], fallback: str | None, fix: str = SET_BASE) -> tuple[Path, bool]:
     """The folder of an adapter's base, and whether it is the recipe's `base_model`, because the named base does not exist.
 
@@ -175,8 +156,6 @@ def find_base(folder: Path, config: dict[str, Any], fallback: str | None, fix: s
         parts = Path(named).parts
         if fallback and (fallback == named or (parts and Path(fallback).parts[-len(parts) :] == parts)):
             return locate(fallback), False
-        if packaged := packaged_base(folder, named, fallback):
-            return unpacked(packaged), False
         above = folder.resolve()
         for root in (above, *above.parents) if is_relative(named) else ():
             if os.path.isdir(root / named):

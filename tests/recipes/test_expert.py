@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertMo
 from lexperts.recipes.expert import texts, train
 from lexperts.recipes.expert.anchor import add_anchors
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
-from merge_tools import MergeError, add, check, compose, inspect, remove
+from merge_tools import MergeError, add, compose, inspect, remove
 from merge_tools.anchors import FILE
 from run_tools.errors import UserError
 from run_tools.pretrained import PACKAGED
@@ -145,41 +145,18 @@ def test_an_adapter_of_the_mlps_is_an_expert(base, rows, tmp_path):
     assert not torch.equal(mixture[f"{prefix}.0.w3.weight"], dense[name])
 
 
-@pytest.fixture
-def packaged(base, tmp_path, monkeypatch):
-    """The packaged model `smollm2` is the base."""
+def test_the_recipe_of_a_card_names_a_packaged_base_and_no_folder_of_this_machine(base, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path / "cache"))
-    digits = PACKAGED["smollm2"].sha256[:12]
-    shutil.copytree(base, tmp_path / "cache" / f"smollm2-{digits}")
+    shutil.copytree(base, tmp_path / "cache" / f"smollm2-{PACKAGED['smollm2'].sha256[:12]}")
     monkeypatch.chdir(tmp_path)
-    return PACKAGED["smollm2"].hub_id
-
-
-def test_an_adapter_names_a_packaged_base_by_its_hub_id_and_merges_without_the_hub(packaged, rows, tmp_path):
-    adapter = train_on("smollm2", rows, tmp_path / "adapter", "--lora", "--lora-r", 2).folder
-    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == packaged
-    card = ModelCard((adapter / "README.md").read_text())
-    assert card.data.base_model == packaged and f"base_model:adapter:{packaged}" in card.data.tags
-    assert str(tmp_path) not in str(card)
+    expert = train_on("smollm2", rows, tmp_path / "expert").folder
+    card = ModelCard((expert / "README.md").read_text())
+    assert card.data.base_model == PACKAGED["smollm2"].hub_id and str(tmp_path) not in str(card)
     assert yaml.safe_load(re.search("```yaml\n(.*?)```", card.text, re.DOTALL)[1])["base_model"] == "smollm2"
-    for name, base in (("named", {"base_model": "smollm2"}), ("own", {})):
-        recipe = {**base, "experts": [str(adapter), {"source_model": "smollm2", "name": "plain"}]}
-        assert check(recipe).ok
-        compose(recipe, tmp_path / name)
-        card = (tmp_path / name / "README.md").read_text()
-        assert str(tmp_path) not in card and f"| plain | {packaged} |" in card
-    (adapter / "run_settings.json").unlink()  # then only the recipe says that it is not the model on the Hub
-    assert check({"base_model": "smollm2", "experts": [str(adapter), "smollm2"]}).ok
-    with pytest.raises(MergeError, match=packaged):
-        compose({"experts": [str(adapter), "smollm2"]}, tmp_path / "out")
-
-
-def test_an_adapter_over_a_folder_keeps_its_path_out_of_the_card(base, rows, tmp_path):
-    adapter = train_on(base, rows, tmp_path / "adapter", "--lora").folder
-    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
-    card = ModelCard((adapter / "README.md").read_text())
-    assert str(base) not in str(card) and base.name in card.text and card.data.base_model is None
-    assert not any(tag.startswith("base_model:") for tag in card.data.tags)
+    experts = [str(expert), {"source_model": "smollm2", "name": "plain"}]
+    compose({"base_model": "smollm2", "experts": experts}, tmp_path / "mixture")
+    card = (tmp_path / "mixture" / "README.md").read_text()
+    assert str(tmp_path) not in card and f"| plain | {PACKAGED['smollm2'].hub_id} |" in card
 
 
 def test_an_anchored_model_begins_as_its_base(base):

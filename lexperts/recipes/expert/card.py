@@ -1,6 +1,5 @@
-"""The model card of a trained expert, with the licence of the model that it started from, and what an adapter says of it."""
+"""The model card of a trained expert, with the licence of the model that it started from."""
 
-import json
 from pathlib import Path
 
 import yaml
@@ -88,19 +87,14 @@ class CardCallback(TrainerCallback):
 
 
 def name_base(folder: Path, base: str) -> None:
-    """Lets a saved adapter name its base by its Hub id. A base without one stays a path in adapter_config.json, from which peft opens it,
-    and is left out of the card's metadata, which peft has filled in.
+    """Replaces the path of an adapter's base in the card's metadata, which peft has filled in, by its Hub id, or leaves it out without
+    one. In adapter_config.json it stays: peft opens the base by it.
     """
-    path, on_hub = folder / "adapter_config.json", is_hub_id(base)
-    config = json.loads(path.read_text(encoding="utf-8"))
-    place = config["base_model_name_or_path"]
-    if on_hub and place != base:
-        write_file(path, json.dumps({**config, "base_model_name_or_path": base}, indent=2, sort_keys=True))
     card = read_card(folder / "README.md")
-    if card is None or place == base:
+    if card is None or card.data.base_model in (None, base):
         return
-    if card.data.base_model == place:
-        card.data.base_model = base if on_hub else None
-    named = {f"base_model:adapter:{place}": [f"base_model:adapter:{base}"] if on_hub else []}
-    card.data.tags = [new for tag in card.data.tags or [] for new in named.get(tag, [tag])]
+    place, names = card.data.base_model, [base] if is_hub_id(base) else []
+    card.data.base_model = next(iter(names), None)
+    new = {f"base_model:adapter:{place}": [f"base_model:adapter:{name}" for name in names]}
+    card.data.tags = [tag for old in card.data.tags or [] for tag in new.get(old, [old])]
     write_file(folder / "README.md", str(card))
