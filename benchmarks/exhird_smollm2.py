@@ -9,7 +9,7 @@
 `extractor` is the default model of extraction with its style `tags`, `neighbours` the tags that are most frequent among the nearest training
 rows, by MiniLM-L6 (each weighted by its similarity). All other systems are trained on the training rows of one set: `default` is the
 packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained by this script. Scores are those of
-ExHiRD's convention on whole test splits, with 95% intervals (bootstrap over documents). A system generates as many phrases as it was trained
+ExHiRD's convention on whole test splits, with 95% intervals (bootstrap over documents), and differences from the first mode of a system (paired). A system generates as many phrases as it was trained
 to, or at least eight, none of which begins as an earlier one.
 """
 
@@ -105,30 +105,45 @@ def train(options, system: str, name: str, seed: int) -> str:
     return str(folder)
 
 
-def scores_of(path: Path, data: Path) -> dict:
-    """The scores of a file of generated phrases, with intervals."""
+def scores_of(path: Path, data: Path) -> tuple[dict, dict[str, np.ndarray]]:
+    """The scores of a file of generated phrases, with intervals; and for each score precision and recall of the documents (n, 2)."""
     generated = [json.loads(line)["generated"] for line in path.read_text(encoding="utf-8").splitlines()]
     rows = read_labelled(data, hint="")[: len(generated)]
     gold = [[" ".join(words) for words in clean_keyphrases(row["keyphrases"], max_words=None)] for row in rows]
     sources = [" ".join(word for word, _ in split_document(row["text"], row.get("title"))) for row in rows]
     by_part = keyphrase_f1_by_document(generated, gold, convention="exhird", sources=sources, k=CUTS)
+    values: dict[str, np.ndarray] = {}
     result: dict = {"documents": len(rows), "phrases": float(np.mean([len(row) for row in generated]))}
     for part in ("present", "absent"):
         for cut in CUTS:
             columns = [[row[f"{kind}@{cut}"] for kind in ("precision", "recall")] for row in by_part[part]]
-            values = np.array(columns, dtype=float)  # (n, 2)
-            low, high = confidence_interval(f1_of_means(bootstrap_means(values)))
-            result[f"{part} F1@{cut}"] = [float(f1_of_means(values.mean(0))), low, high]
+            name, both = f"{part} F1@{cut}", np.array(columns, dtype=float)  # (n, 2)
+            values[name] = both
+            low, high = confidence_interval(f1_of_means(bootstrap_means(both)))
+            result[name] = [float(f1_of_means(both.mean(0))), low, high]
     stems = [[stem_phrase(phrase) for phrase in row] for row in generated]
     total = sum(map(len, stems))
-    return result | {"repeats": 1 - sum(len(set(row)) for row in stems) / total if total else 0.0}
+    return result | {"repeats": 1 - sum(len(set(row)) for row in stems) / total if total else 0.0}, values
+
+
+def differences(ours: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> dict[str, list[float]]:
+    """How much more each score is than another one of the same documents, with its interval."""
+
+    def subtract(means: np.ndarray) -> np.ndarray:
+        return f1_of_means(means[..., :2]) - f1_of_means(means[..., 2:])
+
+    found = {}
+    for name, values in ours.items():
+        both = np.concatenate([values, others[name]], axis=1)  # (n, 4)
+        found[name] = [float(subtract(both.mean(0))), *confidence_interval(subtract(bootstrap_means(both)))]
+    return found
 
 
 def measure(options, system: str, set: str, seed: int) -> dict:
     """One system on one set, in each mode of generation."""
     test, results = data_file(options.data, set, "test"), {}
     untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up}.get(system)
-    model = None if untrained else train(options, system, set, seed)
+    model, first = None if untrained else train(options, system, set, seed), None
     for mode in options.modes if model else ["extracted"]:
         output = (
             options.work / "generated" / "-".join(map(file_name, (system, set, str(seed), mode, str(options.rows))))
@@ -142,7 +157,11 @@ def measure(options, system: str, set: str, seed: int) -> dict:
                 given = {"model": model, "test_files": f"{set}={test}", "output_dir": output} | MODES[mode]
                 given |= {"max_rows": options.rows} if options.rows else {}
                 run_lexperts("evaluate", "exhird", log=output.with_suffix(".log"), threads=options.threads, **given)
-        results[mode] = scores_of(path, test) | {"seconds": time.perf_counter() - start}
+        scores, values = scores_of(path, test)
+        results[mode] = scores | {"seconds": time.perf_counter() - start}
+        if first:
+            results[mode]["difference"] = differences(values, first)
+        first = first or values
         print(system, set, mode, {name: value for name, value in results[mode].items() if "F1" in name}, flush=True)
     return {"system": system, "set": set, "seed": seed, "scores": results}
 

@@ -75,6 +75,27 @@ def exhird_smollm2() -> str:
     return page([title, "", *of_systems(record)], record, command)
 
 
+def exhird_smollm2_windows() -> str:
+    """Windows of exclusion of the default model, and their differences from none."""
+    record = load("exhird_smollm2_windows")
+    modes, rows = record["results"][0]["scores"], []
+
+    def cell(scores: dict, name: str) -> str:
+        value = f"{100 * scores[name][0]:.1f}"
+        if "difference" not in scores:
+            return value
+        change, low, high = (100 * x for x in scores["difference"][name])
+        return f"{value} ({change:+.1f} [{low:+.1f}, {high:+.1f}])"
+
+    names = [f"{part} F1@{cut}" for part in ("present", "absent") for cut in ("5", "M")]
+    for mode, scores in modes.items():
+        rows.append((mode, *(cell(scores, name) for name in names), f"{100 * scores['repeats']:.1f}"))
+    title = f"{documents_of(record)} of stackexchange, in per cent; in brackets the difference from no exclusion, with its 95% interval (paired):"
+    command = f"exhird_smollm2.py --data PATH --work FOLDER --systems default --rows {record['settings']['rows']} --name exhird_smollm2_windows "
+    command += "--modes " + " ".join(f'"{mode}"' for mode in modes)
+    return page([title, "", *table(("window of exclusion", *names, "repeats"), rows)], record, command)
+
+
 def documents_of(record: dict) -> str:
     """How many documents were read."""
     documents = {scores["documents"] for row in record["results"] for scores in row["scores"].values()}
