@@ -139,4 +139,6 @@ def over_smollm2(name: str) -> str:
     command = f"moesumm_smollm2.py --data PATH --work FOLDER --systems {' '.join(settings['systems'])}"
     command += "".join(f" --{name} {settings[name]}" for name in ("rows", "test_rows") if settings[name])
     command += "" if settings["zero_shot"] else " --no_zero_shot"
+    command += "" if settings["few_rows"] else " --few_rows"
+    command += f" --name {name}" if name != "moesumm_smollm2" else ""
     return page([f"{title}:", *lines], record, command)
