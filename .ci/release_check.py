@@ -155,7 +155,7 @@ def try_wheel(name: str, torch: str, constraints: Path) -> None:
 
 
 def list_components(name: str) -> None:
-    """Writes what an environment holds into build/release/NAME.cdx.json (CycloneDX), without paths of this machine."""
+    """Writes what an environment holds into build/release/NAME.cdx.json (CycloneDX), without local paths."""
     path = WORK / f"{name}.cdx.json"
     python = WORK / name / "bin" / "python"
     run(sys.executable, "-m", "cyclonedx_py", "environment", python, "--output-reproducible", "-o", path)

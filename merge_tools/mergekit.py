@@ -22,7 +22,7 @@ GATES = {
     "hidden_avg": "Use router_input: the mean of mergekit-moe includes the padding of shorter prompts.",
     "hidden_last": "Use hidden, which is the same.",
 }
-# The names of its architectures, of which a recipe gives a beginning -> the format here.
+# The names of its architectures, of which a recipe gives a beginning -> the format that is written.
 ARCHITECTURES = {"mixtral": "mixtral", "qwen moe": "qwen2_moe", "qwen3 moe": "qwen3_moe"}
 USE_FORMAT = f"Use format: {', '.join(MIXTURES)}, or leave it out."
 DENSE_KEYS = ("merge_method", "models", "slices", "modules")

@@ -140,8 +140,8 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         changes: keys to replace; `allow` is added to the recipe's.
 
     Raises:
-        MergeError: for a recipe of mergekit-yaml; otherwise with all that is wrong, one line each: unknown keys with the closest known one, missing keys, invalid values. What
-            follows from another error is left out.
+        MergeError: for a recipe of mergekit-yaml; otherwise with a line for everything that is wrong: unknown keys with the closest known
+            one, missing keys, invalid values. What follows from another error is left out.
     """
     folder = None
     if isinstance(source, Recipe):

@@ -22,7 +22,7 @@ def groups_of(folder, strategy="no", **more):
 
 
 def interrupted(patch, step="training_step", after=0):
-    """Lets the call after so many of a method of the Trainer end with Ctrl-C."""
+    """Ends a call of a method of the Trainer with Ctrl-C, after the first `after` calls."""
     method, calls = getattr(Trainer, step), []
 
     def call(*args, **kwargs):

@@ -51,7 +51,7 @@ class AnchoredTrainer(Trainer):
 
 
 class AdapterTrainer(CheckpointTrainer):
-    """Saves an adapter with a card that names no folder of this machine, before it is pushed."""
+    """Saves an adapter with a card that names no local folder, before it is pushed."""
 
     base = ""
 
