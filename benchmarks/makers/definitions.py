@@ -105,7 +105,7 @@ def lexicon_quality_medium() -> str:
 
 
 SMOLLM2 = {
-    "lexicon-smollm2": "the default model, as installed",
+    "lexicon-smollm2": "the default model, in bfloat16",
     "main": "the recipe: a model fine-tuned on all rows, four experts from it, ridge gates, top 2 per token",
     "experts_1": "the same training without a split: a dense model",
     "paper": "experts from SmolLM2 itself",
@@ -138,14 +138,12 @@ def lexicon_smollm2() -> str:
     title = "Greedy definitions of test rows, in per cent, with 95% intervals over rows"
     if record["settings"]["systems"]:
         title += f", and in brackets the difference from the dense model; seeds {seeds}"
-    command = "lexicon_smollm2.py --data PATH --work FOLDER" + (
-        "" if record["settings"]["systems"] else " --systems --packaged"
-    )
+    settings = record["settings"]
+    command = f"lexicon_smollm2.py --data PATH --work FOLDER {' '.join(['--systems', *settings['systems']])} --packaged"
+    command += f" --prompted --shots {' '.join(map(str, settings['shots']))}" if settings["shots"] else ""
     speeds = [value for row in record["results"] for value in row["per_second"].values()]
     end = (
-        ["", f"The default model writes {speeds[0]:.0f} definitions a second in batches of 64, its start included."]
-        if speeds
-        else []
+        ["", f"It writes {speeds[0]:.0f} definitions a second in batches of 64, its start included."] if speeds else []
     )
     return page([f"{title}:", "", *table(head, lines), *end], record, command)
 
