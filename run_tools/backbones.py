@@ -149,9 +149,10 @@ def load_backbone_config(cls: Any, source: str, load_kwargs: dict[str, Any]):
 
 def cannot_open(cls: Any, name_or_path: str | os.PathLike, error: Exception) -> OSError:
     """The error for a backbone that cannot be opened."""
-    cause = " ".join(str(error).split())
+    cause, guess = " ".join(str(error).split()), closest(str(name_or_path), ("minilm", *PACKAGED))
+    hint = f" Did you mean {guess!r}?" if guess else ""
     return OSError(
-        f"{str(name_or_path)!r} could not be opened as a backbone. from_backbone() takes the folder or Hub id of "
+        f"{str(name_or_path)!r} could not be opened as a backbone.{hint} from_backbone() takes the folder or Hub id of "
         f"{cls.backbone_example}. The cause: {cause:.400}"
     )
 

@@ -288,6 +288,7 @@ def test_what_is_no_backbone_is_named(name, backbones, tmp_path):
     unsupported = "model_type='bert'" if is_encoder else "'bart' is an encoder with a decoder"
     for folder, message in (
         ("nowhere/at-all", "'nowhere/at-all' could not be opened as a backbone.*such as '"),
+        ("minilmm", "'minilmm' could not be opened as a backbone. Did you mean 'minilm'?"),
         (tmp_path, f"'{model.config.model_type}' model already.*from_pretrained"),
         (other, unsupported),
     ):
