@@ -38,7 +38,6 @@ KEPT = {
     "ridge of 24 tokens per dimension, top 2": "by token, gates in closed form",
     "hidden, top 1": "by token, gates of mergekit-moe (`hidden`)",
     "Branch-Train-MiX": "Branch-Train-MiX, trained for as long again",
-    "dense, TIES": "one dense model, TIES",
     "dense, mean of the MLPs": "one dense model, the mean",
 }
 
