@@ -113,9 +113,9 @@ def moesumm_smollm2_systems() -> str:
     return over_smollm2("moesumm_smollm2_systems")
 
 
-def over_smollm2(name: str) -> str:
+def over_smollm2(result_name: str) -> str:
     """Systems over SmolLM2 in all settings: ROUGE of each data set, and the difference from a baseline."""
-    record = load(name)
+    record = load(result_name)
     lines = []
     for result in record["results"]:
         sets = dict.fromkeys(row["data set"] for row in result["scores"])
@@ -140,5 +140,5 @@ def over_smollm2(name: str) -> str:
     command += "".join(f" --{name} {settings[name]}" for name in ("rows", "test_rows") if settings[name])
     command += "" if settings["zero_shot"] else " --no_zero_shot"
     command += "" if settings["few_rows"] else " --few_rows"
-    command += f" --name {name}" if name != "moesumm_smollm2" else ""
+    command += f" --name {result_name}" if result_name != "moesumm_smollm2" else ""
     return page([f"{title}:", *lines], record, command)
