@@ -1,6 +1,8 @@
 """The models over SmolLM2 that pipelines open without a model argument, with their real weights."""
 
+import ast
 import json
+import re
 from html import escape
 from importlib.util import find_spec
 from pathlib import Path
@@ -122,6 +124,22 @@ def test_a_text_has_the_same_answer_alone_and_in_a_batch(define, summarize, gene
     documents = [row["document"] for row in texts["summaries"][:2]]
     together = summarize(documents, dataset="papers", batch_size=2)
     assert together == [summarize(document, dataset="papers")[0] for document in documents]
+
+
+def test_the_answers_that_pages_print_are_those_of_the_models(define, summarize, generate):
+    pages = {
+        name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+        for name in ("definitions", "summarization", "exhird")
+    }
+    call, answer = re.search(r"^define\((\{.*?\})\)\[.*\n# (.*)$", pages["definitions"], re.M).groups()
+    assert define(ast.literal_eval(call))["definition"] == answer
+    (answer,) = re.findall(r'^summarize\(abstract, dataset="papers"\).*\n# (.*)$', pages["summarization"], re.M)
+    (abstract, *_) = read_lines(ROOT / "examples/smollm2/abstracts.jsonl")
+    assert summarize(abstract["document"], dataset="papers")[0]["summary_text"] == answer
+    question, answer = re.search(
+        r"^question = (\{.*\})\n.*generate\(question\)\]  # (.*)$", pages["exhird"], re.M
+    ).groups()
+    assert ", ".join(phrase["keyphrase"] for phrase in generate(ast.literal_eval(question))) == answer
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -34,7 +34,7 @@ def read_text(path: str) -> str:
     """The text of a file, or for "-" of standard input. Raises a `UserError` for a table, and if it is not in UTF-8 or that of its byte
     order mark.
     """
-    if path.endswith(TABLES):
+    if path.lower().endswith(TABLES):
         raise UserError(
             f"{path}: lexperts-lite reads texts and JSON Lines. `lexperts keyphrases extract` reads tables."
         )

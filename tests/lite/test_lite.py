@@ -217,9 +217,10 @@ def test_the_command_names_what_it_cannot_read(command, tmp_path, content, optio
 
 
 def test_a_table_is_not_read_as_one_text(command, tmp_path):
-    (tmp_path / "rows.csv").write_text("text\ngraph cuts of networks\n")
-    done = command(tmp_path / "rows.csv")
-    assert done.returncode == 2 and b"`lexperts keyphrases extract` reads tables" in done.stderr, done.stderr
+    for name in ("rows.csv", "rows.TSV"):
+        (tmp_path / name).write_text("text\ngraph cuts of networks\n")
+        done = command(tmp_path / name)
+        assert done.returncode == 2 and b"`lexperts keyphrases extract` reads tables" in done.stderr, done.stderr
 
 
 def test_the_model_of_the_package_is_that_of_the_small_model(lite):
