@@ -51,7 +51,6 @@ MAKERS = {
     "table:merge_engines": merging.merge_engines,
     "table:adapter_options": merging.adapter_options,
     "table:moe_speed": merging.moe_speed,
-    "table:lexicon_merge": merging.lexicon_merge,
     "table:merge_means": merging.merge_means,
     "table:modular_experts": modular.modular_experts,
     "table:modular_losses": modular.losses,

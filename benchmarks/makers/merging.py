@@ -168,19 +168,6 @@ def moe_speed() -> str:
     return page([title, "", *table(header, lines)], record, "moe_speed.py")
 
 
-def lexicon_merge() -> str:
-    """Perplexity of a merged mixture, its experts and controls; the script is that of an earlier commit."""
-    record, lines = load("lexicon_merge"), []
-    rows = record["results"]["perplexity"]
-    columns = [name for name in next(iter(rows.values())) if not name.startswith("ratio")]
-    for label, row in rows.items():
-        name = label.replace(" a token", " per token").replace(" a row", " per row")
-        name = name.replace("hidden gates", "`router_input` gates")  # what they were called when the table was measured
-        lines.append((name, *(f"{row[column]:.1f}" for column in columns)))
-    note = f"{provenance(record)} `benchmarks/lexicon_merge.py` of that commit"
-    return "\n".join([*table(("perplexity of held-out definitions", *columns), lines), "", note])
-
-
 def merge_means() -> str:
     """Perplexity per domain of mixtures by the mean of their shared weights, before and after tuning the gates."""
     record, lines = load("merge_means"), []

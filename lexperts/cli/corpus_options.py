@@ -164,7 +164,7 @@ def describe_progress(output: Path, block_size: int) -> str:
 
     saved = sum(end - start for start, end in ResumableOutput(output, "").blocks().items())
     if saved:
-        return f"{saved:,} documents are saved. {RESUME}"
+        return f"Documents saved: {saved:,}. {RESUME}"
     return f"Nothing is saved yet: documents are saved in blocks of {block_size:,} (--block-size). {REPEAT}"
 
 

@@ -70,7 +70,7 @@ def test_a_source_without_ids_is_numbered_and_the_command_says_so(folder, gold, 
             0,
             "interrupted: Nothing is saved yet: documents are saved in blocks of 1 (--block-size). Repeat the command.\n",
         ),
-        (1, "interrupted: 1 documents are saved. Repeat the command to resume.\n"),
+        (1, "interrupted: Documents saved: 1. Repeat the command to resume.\n"),
     ],
 )
 def test_an_interrupted_command_says_what_it_has_saved(folder, gold, tmp_path, monkeypatch, blocks, message):
