@@ -4,7 +4,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from .causal_data_exhird import generator_class
-from .pipeline_base import TextPipeline
+from .pipeline_base import TextPipeline, check_call_options
+
+COUNTS = ("num_keyphrases", "batch_size", "max_phrases", "exclusion_window", "num_beams", "min_phrases")
 
 
 class KeyphraseGenerationPipeline(TextPipeline):
@@ -29,7 +31,8 @@ class KeyphraseGenerationPipeline(TextPipeline):
         also have `field`: "title" or "text", to which the offsets refer. A document without words has no keyphrases.
 
     Raises:
-        TypeError: for an input that is neither a text, nor a dictionary with one, nor an iterable of them.
+        TypeError: for an input that is neither a text, nor a dictionary with one, nor an iterable of them, and for an unknown
+            option or a value of another type.
         ValueError: for an option out of range, and a tokenizer of another checkpoint.
 
     Example:
@@ -41,12 +44,14 @@ class KeyphraseGenerationPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        return {}, options, {}
+        of_phrase = "max_words_per_phrase" if self.model.config.is_encoder_decoder else "max_tokens_per_phrase"
+        check_call_options(self.task, options, dict.fromkeys((*COUNTS, of_phrase), int))
+        return {}, {name: value for name, value in options.items() if value is not None}, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """See the class. `num_workers` is ignored."""
-        options = {**self._forward_params, **self._sanitize_parameters(**kwargs)[1]}
-        options["batch_size"] = batch_size if batch_size is not None else self._batch_size or 8
+        options = {**self._forward_params, **self._sanitize_parameters(batch_size=batch_size, **kwargs)[1]}
+        options.setdefault("batch_size", self._batch_size or 8)
         is_single = isinstance(inputs, (str, Mapping))
         documents = [inputs] if is_single else self.iterate(inputs, "a text, {'title': ..., 'text': ...}")
         results = self._stream(documents, options)

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 
 from .data_hypernet import QuestionWindow, question_windows
-from .pipeline_base import TextPipeline
+from .pipeline_base import TextPipeline, check_call_options
 
 SORT_WINDOW = 16  # batches of questions whose windows are sorted by length together
-POSTPROCESS_OPTIONS = ("top_k", "max_answer_len", "handle_impossible_answer", "null_score_diff_threshold")
-PREPROCESS_OPTIONS = ("max_seq_len", "doc_stride", "max_question_len", "on_long")
+POSTPROCESS_OPTIONS = {
+    "top_k": int, "max_answer_len": int, "handle_impossible_answer": bool, "null_score_diff_threshold": float
+}  # fmt: skip
+PREPROCESS_OPTIONS = {"max_seq_len": int, "doc_stride": int, "max_question_len": int, "on_long": str}
 NO_LIMIT = 1_000_000  # tokenizers without a limit have a model_max_length of about 1e30
 
 
@@ -58,13 +60,8 @@ class ExtractiveQAPipeline(TextPipeline):
         self._forward_arguments = set(inspect.signature(self.model.forward).parameters)
 
     def _sanitize_parameters(self, **options):
-        known = PREPROCESS_OPTIONS + POSTPROCESS_OPTIONS
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise TypeError(
-                f"unexpected argument {', '.join(map(repr, unknown))}; valid arguments are question, context, batch_size, "
-                f"{', '.join(known)}."
-            )
+        check_call_options(self.task, options, PREPROCESS_OPTIONS | POSTPROCESS_OPTIONS | {"batch_size": int})
+        options = {name: value for name, value in options.items() if value is not None}
         for name in ("top_k", "max_answer_len"):
             if name in options and options[name] < 1:
                 raise ValueError(f"{name}={options[name]} must be at least 1.")
@@ -73,7 +70,7 @@ class ExtractiveQAPipeline(TextPipeline):
 
     def __call__(self, inputs=None, *, question=None, context=None, batch_size=None, num_workers=None, **kwargs):
         """See the class."""
-        preprocess, _, postprocess = self._sanitize_parameters(**kwargs)
+        preprocess, _, postprocess = self._sanitize_parameters(batch_size=batch_size, **kwargs)
         preprocess = {**self._preprocess_params, **preprocess}
         postprocess = {**self._postprocess_params, **postprocess}
         batch_size = batch_size or self._batch_size or 8

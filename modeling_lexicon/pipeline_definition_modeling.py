@@ -5,8 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from .generation_lexicon import DefinitionGenerator
-from .pipeline_base import TextPipeline
+from .pipeline_base import TextPipeline, check_call_options
 
+OPTIONS = {"best_of": int, "num_definitions": int, "reward_model": object, "domain_ids": object, "embedder": object}
+OPTIONS |= {"max_new_tokens": int, "on_long": str, "batch_size": int}
 SORT_WINDOW = 16  # batches whose rows are sorted by length together
 
 
@@ -38,7 +40,9 @@ class DefinitionModelingPipeline(TextPipeline):
         centroids selected the expert, also `domain` and its `distance`.
 
     Raises:
-        TypeError: for an input of another form; the message has its row number.
+        TypeError: for an input of another form, with its row number in the message; and for an unknown option or a value of
+            another type.
+        ValueError: for an option out of range.
 
     Example:
 
@@ -50,12 +54,14 @@ class DefinitionModelingPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        return {}, options, {}
+        check_call_options(self.task, options, OPTIONS, self.model)
+        unset = {name for name, value in options.items() if value is None and name in OPTIONS}
+        return {}, {name: value for name, value in options.items() if name not in unset}, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """See the class."""
-        options = {**self._forward_params, **kwargs}
-        batch_size = batch_size or self._batch_size or 8
+        options = {**self._forward_params, **self._sanitize_parameters(batch_size=batch_size, **kwargs)[1]}
+        batch_size = options.pop("batch_size", self._batch_size or 8)
         is_single = isinstance(inputs, Mapping)
         rows = [inputs] if is_single else self.iterate(inputs, "{'term': ..., 'context': ...}")
         results = self._stream(rows, batch_size, options)

@@ -6,8 +6,11 @@ from itertools import islice
 
 from .configuration_moesumm import MoeSummConfig
 from .generation_moesumm import Summarizer
-from .pipeline_base import TextPipeline
+from .pipeline_base import TextPipeline, check_call_options
 
+LENGTHS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
+OPTIONS = {"dataset": object, **dict.fromkeys(LENGTHS, float), "on_long": str, "batch_size": int}
+OPTIONS |= {"clean_up_tokenization_spaces": bool, "truncation": object, "return_tensors": object, "return_text": object}
 SORT_WINDOW = 16  # batches of texts that are sorted by length together
 
 
@@ -34,6 +37,7 @@ class MoeSummarizationPipeline(TextPipeline):
     them for other iterables. A summary that reached its length limit is cut at its last sentence end.
 
     Raises:
+        TypeError: for an input of another form, an unknown option, and a value of another type.
         ValueError: for an empty text, an unknown dataset, lengths beyond the decoder's positions, and with
             `on_long="error"` a text that is too long.
 
@@ -46,7 +50,11 @@ class MoeSummarizationPipeline(TextPipeline):
     ```
     """
 
-    def _sanitize_parameters(self, truncation=None, **options):
+    def _sanitize_parameters(self, **options):
+        check_call_options(self.task, options, OPTIONS, self.model)
+        dataset, truncation = options.get("dataset"), options.pop("truncation", None)
+        if not (dataset is None or isinstance(dataset, (str, Iterable))):
+            raise TypeError(f"dataset={dataset!r:.60} must be a name, or an iterable with one for each text.")
         if truncation is not None:
             if truncation and options.get("on_long", "truncate") != "truncate":
                 raise ValueError(f"truncation={truncation!r} with on_long={options['on_long']!r}. Pass one of them.")
@@ -65,9 +73,10 @@ class MoeSummarizationPipeline(TextPipeline):
         for names in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
             if any(name in kwargs for name in names):  # either name overrides both of the pipeline's
                 options = {name: value for name, value in options.items() if name not in names}
-        options |= self._sanitize_parameters(**kwargs)[1]
+        options |= self._sanitize_parameters(batch_size=batch_size, **kwargs)[1]
         dataset = options.pop("dataset", None)
-        options["batch_size"] = batch_size if batch_size is not None else self._batch_size or 8
+        if options["batch_size"] is None:
+            options["batch_size"] = self._batch_size or 8
         if isinstance(inputs, str):
             return list(self._stream([inputs], dataset, options))
         texts = self.iterate(inputs, "a text")

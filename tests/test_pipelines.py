@@ -149,3 +149,38 @@ def test_a_lone_surrogate_is_read_as_an_unknown_character(task, runs):
     assert len(odd) == len(rows)
     for one, other in zip(odd, plain, strict=True):
         assert scores(one if isinstance(one, list) else [one]) == scores(other if isinstance(other, list) else [other])
+
+
+WRONG = {  # an option of each task, of another type
+    "keyphrase-extraction": {"top_k": "3"},
+    "keyphrase-generation": {"num_keyphrases": "3"},
+    "moe-summarization": {"dataset": 3},
+    "definition-modeling": {"best_of": "3"},
+    "extractive-qa": {"max_answer_len": 2.5},
+}
+COUNTED = {**dict.fromkeys(PIPELINES, "batch_size"), "keyphrase-generation": "num_beams"}
+
+
+@each_task
+def test_an_unknown_option_is_refused_when_a_pipeline_is_made_and_when_it_is_called(runs, task):
+    run, rows, _ = runs(task)
+    for made_or_called in (lambda **options: pipeline(task, model=run.model, tokenizer=run.tokenizer, **options), run):
+        with pytest.raises(TypeError, match=f"{task} got an unexpected argument 'num_phrasez'"):
+            made_or_called(**({} if made_or_called is not run else {"inputs": rows}), num_phrasez=3)
+
+
+@each_task
+def test_a_value_of_another_type_is_refused_by_name(runs, task):
+    run, rows, _ = runs(task)
+    ((name, value),) = WRONG[task].items()
+    for options in (WRONG[task], {COUNTED[task]: "8"}, {COUNTED[task]: True}):
+        ((name, value),) = options.items()
+        with pytest.raises((TypeError, ValueError), match=f"{name}={value!r}"):
+            run(rows, **options)
+
+
+@each_task
+def test_none_is_the_default_of_an_option(runs, task):
+    run, rows, options = runs(task)
+    given = {name: None for name in WRONG[task] if name not in options}
+    assert run(rows, **options, **given, batch_size=None) == run(rows, **options)
