@@ -28,9 +28,10 @@ OTHERS = {"mail": "aeslc", "news": "inshorts_news"}  # with --all_sets also in d
 NEW = {"dialogues": "samsum", "radiology": "radiology_indiana"}  # for zero-shot and few-shot
 DEFAULT, PROMPTED, LEAD, BASELINE = "default", "prompted", "lead", "mix"
 ALL = {"train": "all", "learning_rate": 1e-4}
+SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}  # two passes of 8 rows need 15 GB
 SYSTEMS = {
     "deputies": {"train": "deputies", "learning_rate": 1e-3},
-    "moesumm": ALL | {"deputy_lr_factor": 10},
+    "moesumm": ALL | {"deputy_lr_factor": 10} | SMALL,
     "no_margin": ALL | {"deputy_lr_factor": 10, "variant": "no_margin"},
     "flat_moe": ALL | {"variant": "flat_moe"},
     "mix": ALL | {"variant": "backbone"},
