@@ -45,7 +45,7 @@ class KeyphraseGenerationPipeline(TextPipeline):
 
     def _sanitize_parameters(self, **options):
         of_phrase = "max_words_per_phrase" if self.model.config.is_encoder_decoder else "max_tokens_per_phrase"
-        check_call_options(self.task, options, dict.fromkeys((*COUNTS, of_phrase), int))
+        check_call_options(self, options, dict.fromkeys((*COUNTS, of_phrase), int))
         return {}, {name: value for name, value in options.items() if value is not None}, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):

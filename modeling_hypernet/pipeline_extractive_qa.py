@@ -60,7 +60,7 @@ class ExtractiveQAPipeline(TextPipeline):
         self._forward_arguments = set(inspect.signature(self.model.forward).parameters)
 
     def _sanitize_parameters(self, **options):
-        check_call_options(self.task, options, PREPROCESS_OPTIONS | POSTPROCESS_OPTIONS | {"batch_size": int})
+        check_call_options(self, options, PREPROCESS_OPTIONS | POSTPROCESS_OPTIONS | {"batch_size": int})
         options = {name: value for name, value in options.items() if value is not None}
         for name in ("top_k", "max_answer_len"):
             if name in options and options[name] < 1:

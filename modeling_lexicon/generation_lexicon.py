@@ -123,7 +123,9 @@ class DefinitionGenerator:
                 f"{absent[0]!r:.80} does not occur in its context, so that the definition may be of another sense."
             )
         elif absent:
-            logger.warning_once("Some terms do not occur in their contexts: their definitions may be of another sense.")
+            logger.warning_once(
+                f"Some terms do not occur in their contexts, such as {absent[0]!r:.80}: their definitions may be of another sense."
+            )
         return [self.build_prompt(*pair) for pair in pairs]
 
     def build_prompt(self, term: str, context: str) -> list[int]:

@@ -54,7 +54,7 @@ class DefinitionModelingPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        check_call_options(self.task, options, OPTIONS, self.model)
+        check_call_options(self, options, OPTIONS, True)
         unset = {name for name, value in options.items() if value is None and name in OPTIONS}
         return {}, {name: value for name, value in options.items() if name not in unset}, {}
 

@@ -51,7 +51,7 @@ class MoeSummarizationPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        check_call_options(self.task, options, OPTIONS, self.model)
+        check_call_options(self, options, OPTIONS, True)
         dataset, truncation = options.get("dataset"), options.pop("truncation", None)
         if not (dataset is None or isinstance(dataset, (str, Iterable))):
             raise TypeError(f"dataset={dataset!r:.60} must be a name, or an iterable with one for each text.")

@@ -19,7 +19,7 @@ from run_tools.joined import SCALE, TOKENIZER, TRAINED, digest_of, quantize
 from run_tools.model_files import KEY_MAPPING
 from run_tools.pretrained import unpacked
 
-BACKBONE = "smollm2"
+BACKBONE, TOKENIZER_CONFIG = "smollm2", "tokenizer_config.json"
 # names in a mixture with experts of low rank -> in a Llama
 BASE = re.compile(r"(.*)\.block_sparse_moe\.base\.(w[123])\.weight")
 DENSE = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -62,6 +62,16 @@ def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tupl
     return new, rank
 
 
+def keep_length(trained: Path, original: Path, folder: Path) -> None:
+    """Writes SmolLM2's tokenizer configuration with the length that a model was trained to read, if that is another one: texts are split by
+    it.
+    """
+    settings, own = (json.loads(path.read_text(encoding="utf-8")) for path in (original, trained))
+    if own["model_max_length"] != settings["model_max_length"]:
+        settings["model_max_length"] = own["model_max_length"]
+        (folder / TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
 def pack(run: Path, folder: Path) -> None:
     """Writes the files of a package: `trained.safetensors`, the configurations, and the tokenizer if it differs from SmolLM2's."""
     weights = unpacked(BACKBONE) / "model.safetensors"
@@ -94,6 +104,7 @@ def pack(run: Path, folder: Path) -> None:
         names += [path.name for path in run.iterdir() if path.name.startswith(TOKENIZER)]
     for name in names:
         shutil.copyfile(run / name, folder / name)
+    keep_length(run / TOKENIZER_CONFIG, weights.with_name(TOKENIZER_CONFIG), folder)
     size = (folder / TRAINED).stat().st_size / 1e6
     experts = f"; experts of rank {config['expert_rank']}, {shared} of it shared" if "expert_rank" in config else ""
     print(f"{len(new)} tensors, {size:.1f} MB{experts}")

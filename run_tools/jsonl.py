@@ -69,9 +69,6 @@ def rows_of_file(path: str | Path, example: str = EXAMPLE) -> Iterator[tuple[str
                     return
                 where = f"{path}, {place}"
                 row = parse()
-            except json.JSONDecodeError as error:
-                reason = f"this is not valid JSON ({error.msg.removesuffix(' at')}, column {error.colno})"
-                raise UserError(f"{where}: {reason}. Each line must be one object, such as {example}.") from error
             except ValueError as error:
                 reason, encoding, _ = str(error).partition("; pass --encoding")
                 fix = "Save the file as UTF-8." if encoding else f"Each line must be one object, such as {example}."

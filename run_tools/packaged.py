@@ -43,14 +43,14 @@ def is_installed(name: str) -> bool:
 
 
 def locate_model(model: str | Path | None, task: str = "keyphrase-extraction") -> str:
-    """The folder of a model of PACKAGED_MODELS by its name, that of the task's default for `None`; any other text is returned.
+    """The folder of a packaged model by its name, that of the task's default for `None`; any other text is returned.
 
     A folder of that name is a folder: its full path is returned, since another process may work elsewhere, with a warning.
     """
     if not model or is_packaged(model):
         return find_packaged(str(model or DEFAULT_MODELS[task]))
     if str(model) not in PACKAGED_MODELS:
-        return str(model)
+        return resolve_model(model)
     folder = Path(model).resolve()
     logger.warning(
         f"{str(model)!r} is the folder {folder} here, not the model of that name. Pass './{model}' for the folder, or rename it."
@@ -58,12 +58,17 @@ def locate_model(model: str | Path | None, task: str = "keyphrase-extraction") -
     return str(folder)
 
 
+def is_name(model: str | os.PathLike) -> bool:
+    """Whether a model, or a backbone of PACKAGED, is given by its name; a folder of that name is a folder."""
+    return is_packaged(str(model)) or (str(model) in PACKAGED and not os.path.isdir(model))
+
+
 def resolve_model(name_or_path: str | os.PathLike) -> str:
     """The folder of a packaged model by its name, a backbone's included; any other text, and a folder of that name, is returned."""
     name = str(name_or_path)
     if is_packaged(name):
         return find_packaged(name)
-    return str(unpacked(name)) if name in PACKAGED and not os.path.isdir(name) else name
+    return str(unpacked(name)) if is_name(name) else name
 
 
 class DefaultModel(Mapping):

@@ -184,3 +184,11 @@ def test_none_is_the_default_of_an_option(runs, task):
     run, rows, options = runs(task)
     given = {name: None for name in WRONG[task] if name not in options}
     assert run(rows, **options, **given, batch_size=None) == run(rows, **options)
+
+
+@each_task
+def test_a_model_of_another_pipeline_is_refused(runs, task):
+    other = next(name for name in PIPELINES if name != task)
+    model = runs(other)[0].model
+    with pytest.raises(ValueError, match=f"{type(model).__name__} is for pipeline\\('{other}'\\), not for '{task}'"):
+        pipeline(task, model=model, tokenizer=runs(task)[0].tokenizer)

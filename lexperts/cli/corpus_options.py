@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from run_tools.model_options import check_model, is_packaged, parse_device
+from run_tools.model_options import check_model, parse_device
+from run_tools.packaged import is_name
 
 from .common import REPEAT, RESUME, Debug, Device, print_error, user_errors
 
@@ -154,7 +155,7 @@ def check_local(engine: str, device: str | None, **models: str | None) -> None:
     if engine == "local":
         parse_device(device)
         for option, model in models.items():
-            if model is not None and not is_packaged(model):
+            if model is not None and not is_name(model):
                 check_model(f"--{option.replace('_', '-')}", model)
 
 

@@ -75,7 +75,7 @@ def terms(
     from ..recipes.lexicon.define_file import DefinitionProcess
 
     run.check_models(model=model, reward_model=reward_model)
-    corpus = run.open_corpus("context", keep=None, required=("term",))
+    corpus = run.open_corpus("context", keep=None, required=("term",), fixed_columns=True)
     options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "on_long": on_long}
     return corpus, DefinitionProcess(model, reward_model, batch_size, run.device, seed, options)
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from ..errors import closest, one_line
 from ..fingerprints import digest
 from .csv_output import DELIMITERS
-from .failures import CONTENT_ERRORS, is_data_error
+from .failures import CONTENT_ERRORS, describe_error, is_data_error
 from .parquet_rows import RowGroup, import_parquet
 from .source_files import COMPRESSED, count_lines, find_files, find_format, suffix
-from .text_rows import csv_header, csv_rows, decode, json_rows, parse_delimiter, parse_encoding
+from .text_rows import csv_header, decode, parse_delimiter, parse_encoding, placed_csv_rows, placed_json_rows
 
 VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_modified", "created")
 FIRST = 20  # rows of a JSON Lines file that are checked for the columns
@@ -74,6 +74,7 @@ class Corpus:
         delimiter: between the fields of CSV files; by default a comma, in .tsv files a tab.
         encoding: of text files; by default that of their byte order mark, else UTF-8.
         output: a file of results, which is left out of the files that a folder or pattern names.
+        fixed_columns: whether a user cannot choose the columns, so that messages name no options for them.
 
     Raises:
         FileNotFoundError: if there are no such files.
@@ -93,11 +94,13 @@ class Corpus:
         delimiter: str | None = None,
         encoding: str | None = None,
         output: str | Path | None = None,
+        fixed_columns: bool = False,
     ):
         self.delimiter, self.encoding = parse_delimiter(delimiter), parse_encoding(encoding)
         self.source, self.text_column, self.title_column = str(source), text_column, title_column
         self.id_column, self.keep = id_column, None if keep is None else list(keep)
         self._required = [text_column, *required, *([id_column] if id_column != "id" else [])]
+        self._fixed_columns = fixed_columns
         self._warned: set[str] = set()  # columns
         self.has_ids = False
         self._fs, self._paths, self._root = find_files(self.source, output)
@@ -178,7 +181,7 @@ class Corpus:
             if not is_data_error(error):
                 raise
             document = self._name(self._paths[number]) if self._format == "txt" else self._id({}, number)
-            return Row(number, document, None, f"{type(error).__name__}: {one_line(error)}")
+            return Row(number, document, None, describe_error(error))
         if not isinstance(values, Mapping):
             return Row(number, self._id({}, number), None, f"expected a JSON object, got a {type(values).__name__}")
         name = values.get(self.id_column)
@@ -293,7 +296,8 @@ class Corpus:
 
     def _read_lines(self, path: str) -> Iterator[Callable[[], dict]]:
         with self._open(path) as file:
-            yield from json_rows(file, self.encoding, may_be_array=suffix(path) == ".json")
+            rows = placed_json_rows(file, self.encoding, may_be_array=suffix(path) == ".json")
+            yield from (partial(_read_at, f"{self._name(path)}, {place}", read) for place, read in rows)
 
     def _check_csv(self) -> None:
         self._check_each(self._check_header)
@@ -307,7 +311,8 @@ class Corpus:
 
     def _read_csv(self, path: str) -> Iterator[Callable[[], dict]]:
         with self._open(path) as file:
-            yield from csv_rows(file, self._delimiter(path), self.encoding)
+            rows = placed_csv_rows(file, self._delimiter(path), self.encoding)
+            yield from (partial(_read_at, f"{self._name(path)}, {place}", read) for place, read in rows)
 
     def _check_parquet(self) -> int:
         import_parquet()
@@ -334,9 +339,12 @@ class Corpus:
             if self.keep is not None:
                 wanted = {self.text_column, self.title_column, self.id_column, *self.keep}
                 columns = [name for name in parquet.schema_arrow.names if name in wanted]
+            first = 1
             for group in range(parquet.num_row_groups):
-                rows = RowGroup(parquet, group, columns)
-                yield from (partial(rows.read, i) for i in range(parquet.metadata.row_group(group).num_rows))
+                rows, count = RowGroup(parquet, group, columns), parquet.metadata.row_group(group).num_rows
+                for i in range(count):
+                    yield partial(_read_at, f"{self._name(path)}, row {first + i}", partial(rows.read, i))
+                first += count
 
     def _check_columns(self, path: str, names: list[str]) -> None:
         self.has_ids |= self.id_column in names
@@ -354,6 +362,8 @@ class Corpus:
         hint = f" Did you mean {similar!r}?" if similar else ""
         columns_by_option = {"text": self.text_column, "title": self.title_column, "id": self.id_column}
         option = next((f" Use --{kind}-column." for kind, column in columns_by_option.items() if name == column), "")
+        if self._fixed_columns:
+            option = f" Rename the column with the {name}s." if not similar else ""
         if len(names) == 1 and (other := next((c for c in ";\t|," if c in names[0]), None)):
             hint, option = "", f" Use --delimiter {'tab' if other == chr(9) else repr(other)}."
         others = " All files need the same columns." if len(self._paths) > 1 else ""
@@ -363,6 +373,14 @@ class Corpus:
 def is_words(text) -> bool:
     """Whether a text is a list or tuple of strings."""
     return isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text)
+
+
+def _read_at(place: str, read: Callable[[], Any]) -> Any:
+    """What `read` returns; the message of a `ValueError` names the place."""
+    try:
+        return read()
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def _fail(message: str):

@@ -163,6 +163,8 @@ def parse_json(line: bytes | str) -> Any:
         value = DECODE(text)
     except RecursionError:
         raise _too_deep() from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"this is not valid JSON ({error.msg.removesuffix(' at')}, column {error.colno})") from error
     return check_depth(value) if text.count("[") + text.count("{") > DEEPEST else value
 
 
@@ -220,9 +222,17 @@ def csv_rows(
     file, delimiter: str, encoding: str | None = None, fill_missing: bool = False
 ) -> Iterator[Callable[[], dict[str, Any]]]:
     """The rows after the header. A row with fewer fields is an error, or with `fill_missing` ends with `None`s."""
+    return (row for _, row in placed_csv_rows(file, delimiter, encoding, fill_missing))
+
+
+def placed_csv_rows(
+    file, delimiter: str, encoding: str | None = None, fill_missing: bool = False
+) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """As `csv_rows`, each row after its place, such as "row 3" after the header."""
     rows = _csv_reader(file, delimiter, encoding)
     names = next(rows, [])
-    yield from (partial(_csv_row, names, row, encoding, fill_missing) for row in rows if row)
+    numbered = enumerate((row for row in rows if row), start=1)
+    yield from ((f"row {number}", partial(_csv_row, names, row, encoding, fill_missing)) for number, row in numbered)
 
 
 def _csv_reader(file, delimiter: str, encoding: str | None) -> Iterator[list[str]]:

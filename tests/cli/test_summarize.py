@@ -11,6 +11,7 @@ from lexperts.cli import build_app
 from run_tools.resume import ResumableOutput
 from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
 from tests.recipes.helpers import write_rows
+from tests.tiny_models import make_model
 
 ROWS = [{"id": i, "document": story(8 + 3 * i, i), "kind": ["news", "papers"][i % 2]} for i in range(20)]
 FAST = ["--max-length", "12", "--num-beams", "1", "--batch-size", "1", "--device", "cpu"]
@@ -113,3 +114,16 @@ def test_errors_are_one_line(model, source, tmp_path, options, message):
     assert not (tmp_path / "out.jsonl").exists()
     same = run(source, source, "--model", model[2])
     assert same.exit_code == 2 and "in.jsonl" in same.stderr
+
+
+def test_an_unknown_data_set_and_a_model_of_another_kind_are_errors_of_the_option(model, source, tmp_path):
+    make_model("ExhirdForCausalLM").save_pretrained(tmp_path / "other")
+    for options, message in (
+        (
+            ["-m", model[2], "--dataset", "newz"],
+            "--dataset 'newz' is not one of the model's data sets. Did you mean 'news'?",
+        ),
+        (["-m", tmp_path / "other"], "is of the type 'exhird_causal', which writes no summaries."),
+    ):
+        done = run(source, tmp_path / "out.jsonl", *options, *FAST)
+        assert done.exit_code == 2 and message in done.stderr.replace('"', "'"), done.stderr

@@ -519,7 +519,13 @@ def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_rep
         done = CliRunner().invoke(app, ["terms", str(source), str(path), *options])
         assert done.exit_code == 0 and "1 could not be processed" in done.output, done.output
     assert output.read_bytes() == whole.read_bytes()
-    assert read_rows(output)[6] == rows[6] | {"error": "it has no 'term' or no 'context'"}
+    assert read_rows(output)[6] == rows[6] | {"error": "its context is None, not a text"}
+
+
+def test_a_file_without_the_columns_names_no_option_that_the_command_lacks(folder, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"term": "axe", "sentence": "an axe fell"}])
+    error = CliRunner().invoke(app, ["terms", str(source), str(tmp_path / "out.jsonl"), "-m", str(folder / "dense")])
+    assert error.exit_code == 2 and "has no column 'context'" in error.stderr and "--" not in error.stderr
 
 
 @pytest.mark.parametrize("options, count", [((), 1), (("--num-definitions", "3"), 3), (("--best-of", "4"), 1)])
@@ -543,4 +549,4 @@ def test_a_term_without_a_context_of_its_own_is_defined_with_a_warning(folder, m
         assert define(rows[-1])["term"] == term
     assert len(warnings) == 1 and "'gong' does not occur in its context" in warnings[0]
     assert define(rows) == [define(row) for row in rows]
-    assert any(text.startswith("Some terms do not occur") for text in warnings)
+    assert any(text.startswith("Some terms do not occur in their contexts, such as 'gong'") for text in warnings)

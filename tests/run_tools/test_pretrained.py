@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 from safetensors import safe_open
 
+from lexperts.cli.corpus_options import check_local
 from merge_tools.places import locate
 from run_tools import packaged, pretrained
 from run_tools.errors import UserError
@@ -66,6 +67,8 @@ def test_an_unpacked_model_is_used_again_and_a_folder_of_its_name_comes_first(pa
     unpacked.mkdir(parents=True)
     package.unlink()  # not read again
     assert packaged.resolve_model("pocket") == str(unpacked) == str(locate("pocket"))
+    assert packaged.locate_model("pocket", "moe-summarization") == str(unpacked)
+    check_local("local", "cpu", model="pocket")  # which would ask the Hub for another name
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pocket").mkdir()
     assert packaged.resolve_model("pocket") == "pocket" == str(locate("pocket"))

@@ -8,7 +8,7 @@ from run_tools.errors import UserError, did_you_mean, repr_path, short_repr
 from run_tools.fingerprints import parse_named_path
 from run_tools.option_paths import check_file, check_folder, check_new_file, check_new_folder
 from run_tools.options import parse_name_place
-from run_tools.pretrained import PACKAGED
+from run_tools.packaged import is_name
 
 
 def check_path(option: str, text: str) -> None:
@@ -19,7 +19,7 @@ def check_path(option: str, text: str) -> None:
 
 def check_model(option: str, text: str) -> None:
     """Raises an `OSError` for a text that is neither the folder of a model nor a Hub id of one that can be reached."""
-    if text not in ("minilm", *PACKAGED) and not model_options.is_packaged(text):
+    if text != "minilm" and not is_name(text):
         model_options.check_model(option, text)
 
 

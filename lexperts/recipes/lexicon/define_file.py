@@ -75,6 +75,8 @@ class DefinitionProcess:
 
 def check_row(row: dict) -> tuple[dict | None, str | None]:
     """A row with a term and a context, or why it has no definition."""
-    if all(isinstance(row.get(name), str) for name in ("term", "context")):
-        return row, None
-    return None, "it has no 'term' or no 'context'"
+    for name in ("term", "context"):
+        value = row.get(name)
+        if not isinstance(value, str) or not value.strip():
+            return None, f"its {name} is {value!r:.60}, not a text"
+    return row, None

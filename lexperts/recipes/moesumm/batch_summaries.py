@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from run_tools.corpus.failures import process_valid
+from run_tools.errors import UserError, did_you_mean
 from run_tools.fingerprints import fingerprint
 from run_tools.model_options import open_with_tokenizer, parse_device
 from run_tools.packaged import locate_model
@@ -40,7 +41,12 @@ class SummaryProcess:
         name = locate_model(self.model, "moe-summarization")
         model, tokenizer = open_with_tokenizer("--model", auto_class("--model", name), name)
         self.summarize = Summarizer(model.to(device), tokenizer, batch_size=self.batch_size, **self.options)
-        self.summarize.dataset_names([self.dataset], 1)
+        known = getattr(model.config, "datasets", [])
+        if self.dataset is not None and self.dataset not in known:
+            hint = did_you_mean(self.dataset, known) if known else " It has none."
+            raise UserError(
+                f"--dataset {self.dataset!r} is not one of the model's data sets.{hint} Without the option its main expert writes."
+            )
         names = ("dataset", "dataset_column", "batch_size")
         return {**self.options, "model": fingerprint(name), **{name: getattr(self, name) for name in names}}
 
