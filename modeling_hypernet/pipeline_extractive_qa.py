@@ -212,6 +212,9 @@ def make_examples(question, context) -> list[dict] | dict:
     """Examples from `question=` and `context=`, strings or lists of strings."""
     if question is None or context is None:
         raise TypeError("extractive-qa needs both question= and context=, or {'question': ..., 'context': ...}.")
+    for name, value in (("question", question), ("context", context)):
+        if isinstance(value, (bytes, Mapping)) or not hasattr(value, "__len__"):
+            raise TypeError(f"{name}={value!r:.60} must be a string, or a list of strings.")
     if isinstance(question, str) and isinstance(context, str):
         return {"question": question, "context": context}
     count = max(len(x) for x in (question, context) if not isinstance(x, str))

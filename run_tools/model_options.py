@@ -92,7 +92,9 @@ def find_model_problem(name: str) -> str | None:
         hidden = (
             f" Rename it, or run in another folder, to open the model called {name}." if name in PACKAGED_MODELS else ""
         )
-        return f"it has no config.json.{hidden}"
+        inner = [path.parent for path in folder.glob("*/config.json")]
+        guess = next((path for path in inner if path.name == "final"), inner[0] if len(inner) == 1 else None)
+        return f"it has no config.json.{hidden}{f' Did you mean {guess}?' if guess else ''}"
     return None
 
 

@@ -113,6 +113,11 @@ def test_a_misspelt_name_and_a_folder_that_hides_a_model_are_named(tmp_path, mon
         check_local("local", None, model="tiny")
     with pytest.raises(OSError, match="the model called tiny"):
         check_model("--start-from", "tiny")
+    for name in ("checkpoint-9", "final"):
+        (tmp_path / "runs" / "mine" / name).mkdir(parents=True)
+        (tmp_path / "runs" / "mine" / name / "config.json").write_text("{}")
+    with pytest.raises(OSError, match="it has no config.json. Did you mean runs/mine/final?"):
+        check_model("--model", "runs/mine")
 
 
 def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, monkeypatch):
