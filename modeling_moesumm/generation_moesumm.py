@@ -220,6 +220,11 @@ class Summarizer:
                     f"Text {first + number} has {size + self.num_special:,} tokens, and the {self.reader} has "
                     f"{self.window_size + self.num_special:,} positions{'' if self.prompt is None else ' for them'}. Use on_long='window' to split it, or on_long='truncate'."
                 )
+        if self.on_long == "truncate" and (longer := [n for n in texts if sizes[n] > self.window_size]):
+            logger.warning(
+                f"{len(longer):,} of {len(texts):,} texts have more than {self.window_size:,} tokens: their end is not read. "
+                "on_long='window' reads them whole."
+            )
         parts = [
             split_to_fit(text, self.window_size, self.count_tokens)
             if sizes[number] > self.window_size and self.on_long == "window"

@@ -27,6 +27,9 @@ OF_LLAMA = {rf"\.mlp\.{dense}\.weight$": f".block_sparse_moe.base.{short}.weight
 PREFIX = "backbone."  # of SmolLM2's tensors in a model that has it as a part
 AS_PART = {r"^(?=model\.)": PREFIX}
 IN_8_BITS = re.compile(r"\.(A|B|lora_A|lora_B)\.weight$|\.experts\.(up|down)_proj$")
+LENGTHS = {
+    "moesumm-smollm2": 2048
+}  # longer texts are read in windows: SmolLM2 was pretrained on sequences of so many tokens
 NEGLIGIBLE = 1e-5  # of the largest singular value
 
 
@@ -62,14 +65,10 @@ def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tupl
     return new, rank
 
 
-def keep_length(trained: Path, original: Path, folder: Path) -> None:
-    """Writes SmolLM2's tokenizer configuration with the length that a model was trained to read, if that is another one: texts are split by
-    it.
-    """
-    settings, own = (json.loads(path.read_text(encoding="utf-8")) for path in (original, trained))
-    if own["model_max_length"] != settings["model_max_length"]:
-        settings["model_max_length"] = own["model_max_length"]
-        (folder / TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+def limit_length(original: Path, length: int, folder: Path) -> None:
+    """Writes SmolLM2's tokenizer configuration with the number of tokens by which texts are split."""
+    settings = json.loads(original.read_text(encoding="utf-8")) | {"model_max_length": length}
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
 def pack(run: Path, folder: Path) -> None:
@@ -104,7 +103,8 @@ def pack(run: Path, folder: Path) -> None:
         names += [path.name for path in run.iterdir() if path.name.startswith(TOKENIZER)]
     for name in names:
         shutil.copyfile(run / name, folder / name)
-    keep_length(run / TOKENIZER_CONFIG, weights.with_name(TOKENIZER_CONFIG), folder)
+    if (length := LENGTHS.get(folder.parent.name)) is not None:
+        limit_length(weights.with_name(TOKENIZER_CONFIG), length, folder)
     size = (folder / TRAINED).stat().st_size / 1e6
     experts = f"; experts of rank {config['expert_rank']}, {shared} of it shared" if "expert_rank" in config else ""
     print(f"{len(new)} tensors, {size:.1f} MB{experts}")

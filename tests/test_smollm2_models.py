@@ -74,6 +74,11 @@ def test_a_summary_is_shorter_and_depends_on_the_kind_of_text(summarize):
         summarize(ABSTRACT, dataset="news")
 
 
+def test_a_long_text_is_read_in_windows(summarize):
+    with pytest.raises(ValueError, match="and the model has 1,953 positions for them"):
+        summarize(ABSTRACT * 40, dataset="papers", on_long="error")
+
+
 def test_tags_are_not_repeated_and_some_are_not_in_the_text(generate):
     phrases = generate(QUESTION)
     names = [phrase["keyphrase"] for phrase in phrases]

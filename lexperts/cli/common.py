@@ -1,14 +1,18 @@
 """Shared parts of the commands: options, their checks, and printed results."""
 
 import json
+import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import run_tools
 from run_tools.errors import DEBUG, REPEAT, RESUME, escape, print_error, short_repr, user_errors
 from run_tools.option_values import LARGEST_SEED, find_problem
 
@@ -16,6 +20,7 @@ from .. import __version__
 
 __all__ = ["REPEAT", "RESUME", "print_error", "user_errors"]
 INVALID = "Invalid value for "  # of typer
+OURS = re.compile(re.escape(str(Path(run_tools.__file__).parents[1])) + r"\W(lexperts|\w+_tools|modeling_\w+)\W")
 # --best_of is --best-of, in every sub-command
 HELP = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
 Device = Annotated[str | None, typer.Option(help="Device, such as cuda:0; by default an accelerator if available.")]
@@ -90,8 +95,16 @@ class OneLineGroup(TyperGroup):
             return super().invoke(ctx)
 
 
+def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """Prints a warning of our code as one line, and any other as Python does."""
+    is_ours = category is UserWarning and OURS.match(filename)
+    text = f"warning: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno, line)
+    print(text, end="", file=file or sys.stderr)
+
+
 def run_app(app: typer.Typer) -> None:
     """Runs the command of this process. If Ctrl-C is pressed again while Python ends, it ends at once, without a traceback."""
+    warnings.showwarning = show_warning
     try:
         app()
     finally:

@@ -171,12 +171,13 @@ def describe_progress(output: Path, block_size: int) -> str:
 
 def print_summary(summary, output: Path) -> None:
     """Prints the numbers of a `RunSummary`. Exits with status 1 if a file could not be read, or no document could be processed."""
+    count = f"{summary.documents:,} document{'s' * (summary.documents != 1)}"
     errors = f'; {summary.errors:,} could not be processed (see their "error")' if summary.errors else ""
     if summary.documents and not summary.new:
-        print(f"{output} is complete, nothing to do: {summary.documents:,} documents{errors}")
+        print(f"{output} is complete, nothing to do: {count}{errors}")
     else:
         new = f", {summary.new:,} of them new" if summary.new < summary.documents else ""
-        print(f"{summary.documents:,} documents in {output}{new}{errors}")
+        print(f"{count} in {output}{new}{errors}")
     for message in summary.files:
         print_error(message)
     if summary.documents and summary.errors == summary.documents:

@@ -24,10 +24,13 @@ def term(
     term: Annotated[str, typer.Argument(help="The word or phrase to define.")],
     context: Annotated[str, typer.Option("--context", "-c", help="A text in which it is used.")],
     model: Model = None,
-    best_of: Annotated[int, typer.Option(min=1, help="Sampled definitions, of which the most likely are printed.")] = 1,
-    num_definitions: Annotated[
-        int, typer.Option(min=1, help="Different definitions to print; samples at least 8.")
-    ] = 1,
+    best_of: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Sampled definitions, of which the most likely are printed; default: 1, or 8 for several."
+        ),
+    ] = None,
+    num_definitions: Annotated[int, typer.Option(min=1, help="Different definitions to print.")] = 1,
     seed: Seed = 42,
     device: Device = None,
     as_json: AsJson = False,
@@ -48,8 +51,7 @@ def term(
         check_local("local", device, model=model)
         set_seed(seed)
         define = open_pipeline(TASK, locate_model(model, TASK), device=device)
-        samples = max(best_of, 8, num_definitions) if num_definitions > 1 else best_of
-        found = define({"term": term, "context": context}, best_of=samples, num_definitions=num_definitions)
+        found = define({"term": term, "context": context}, best_of=best_of, num_definitions=num_definitions)
         results = found if isinstance(found, list) else [found]
         print_result(results, as_json, lambda: "\n".join(result["definition"] for result in results))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..claims import Claim
 from ..files import hash_file
@@ -117,7 +118,8 @@ def process_blocks(
 ) -> int:
     """Writes the blocks that have no files yet, and returns the number of documents in all blocks."""
     count = 0
-    with tqdm(total=corpus.documents, unit=" documents", unit_scale=True, smoothing=0.05) as bar:
+    bar = tqdm(total=corpus.documents, unit=" documents", unit_scale=True, smoothing=0.05)
+    with bar, logging_redirect_tqdm():  # warnings stand above the bar
 
         def skip(documents: int) -> None:
             nonlocal count

@@ -270,7 +270,7 @@ def test_a_context_without_room_is_cut_around_its_term(define, dense, tokenizer,
         ([ROWS[0], {"term": "a"}], {}, TypeError, "Row 1 is {'term': 'a'}. Pass"),
         ({"term": "", "context": "a"}, {}, TypeError, "Row 0 is"),
         (ROWS, {"best_of": 0}, ValueError, "best_of=0"),
-        (ROWS, {"num_definitions": 2}, ValueError, "num_definitions=2 exceeds best_of=1"),
+        (ROWS, {"best_of": 1, "num_definitions": 2}, ValueError, "num_definitions=2 exceeds best_of=1"),
         (ROWS, {"on_long": "window"}, ValueError, "on_long='window'"),
     ],
 )

@@ -64,10 +64,11 @@ def test_options_of_the_call_go_over_those_of_the_pipeline(summarize, model, tok
     assert made(texts[:2], max_length=12) == summarize(texts)
 
 
-def test_long_texts_are_split_truncated_or_refused(summarize, model, tokenizer):
+def test_long_texts_are_split_truncated_or_refused(summarize, model, tokenizer, caplog):
     long = TEXTS[2]
     assert texts_of(summarize(long)) == [summaries_by(model, long, tokenizer, max_length=12)]
     cut = summarize(long, on_long="truncate")
+    assert "1 of 1 texts have more than 38 tokens: their end is not read" in caplog.text
     assert summarize(long, truncation=True) == cut != summarize(long)
     assert summarize(long, truncation=False) == summarize(long)
     with pytest.raises(ValueError, match="Text 0 has .* 40 positions.*on_long='window'"):

@@ -269,7 +269,7 @@ class PreparationArguments:
 class RunArguments:
     """Arguments of `lexperts define run`."""
 
-    config: str = required("recipe: small, medium, or a YAML file; also the first argument")
+    config: str = required("recipe: small, medium, smollm2, or a YAML file; also the first argument")
     data: str | None = option(
         None, "folder of train.jsonl, validation.jsonl, test.jsonl, in place of the recipe's", kind="folder"
     )
