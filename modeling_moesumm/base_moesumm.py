@@ -41,6 +41,7 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
     has_encoder: bool | None = None
     backbone_example = f"a {BACKBONES}; such as 'facebook/bart-large'"
     lora_task = "FEATURE_EXTRACTION"
+    new_in_backbone = ".deputies."
     _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
     _supports_flash_attn = True

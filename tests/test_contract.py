@@ -2,6 +2,7 @@
 
 import copy
 import io
+import logging
 import multiprocessing
 import pickle
 import shutil
@@ -221,6 +222,16 @@ def test_from_backbone_takes_the_weights_of_every_form(name, backbones):
     assert 0.25 in (dropout.get("attention_dropout"), dropout.get("attention_probs_dropout_prob"))
     with pytest.raises(ValueError, match="'devise_map'.*'device_map'"):
         over_backbone(name, backbones, devise_map="cpu")
+
+
+@pytest.mark.parametrize("name", FROM_BACKBONE)
+def test_what_is_new_over_a_backbone_is_not_reported_as_missing(name, backbones, monkeypatch):
+    """Which transformers does in a table that looks like an error."""
+    logger, stream = logging.getLogger("transformers"), io.StringIO()
+    monkeypatch.setattr(logger, "handlers", [logging.StreamHandler(stream)])
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    over_backbone(name, backbones)
+    assert "MISSING" not in stream.getvalue()
 
 
 @pytest.mark.parametrize(
