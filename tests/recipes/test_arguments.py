@@ -6,6 +6,7 @@ from dataclasses import MISSING
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from lexperts import recipes
@@ -177,3 +178,10 @@ def test_all_options_are_listed_on_request(capsys):
 def test_debug_raises_an_error_of_an_option():
     with pytest.raises(UserError, match="--max-length 'x'"):
         command("seke", "train", pytest.fail)(["--max-length", "x", "--debug"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_recipe_for_a_gpu_names_the_option_for_a_cpu(monkeypatch):
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    with pytest.raises(UserError, match="bf16: true needs a GPU .* --use-cpu true"):
+        parse_command("lexicon", "train_expert", ["llama3_8b", "--train-files", "x.jsonl"])

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from run_tools.errors import REPEAT, RESUME, user_errors
+from run_tools.errors import REPEAT, RESUME, UserError, user_errors
 from run_tools.option_values import LARGEST_SEED, Limits
 from run_tools.options import Option, Parser, hyphenate, list_options, option
 from run_tools.yaml_files import read_yaml
@@ -152,7 +152,14 @@ def parse_command(recipe: str, module: str, argv: list[str] | None = None) -> tu
         path = find_config(given.pop(0), recipe, module)
         settings, where = read_yaml(path), f"{path}: "
     values = parser.read_settings(settings, where) | parser.read_command_line(given)
-    return parser.make_groups(load_classes(recipe, module), values)
+    try:
+        return parser.make_groups(load_classes(recipe, module), values)
+    except ValueError as error:
+        if "need to assign use_cpu" not in str(error):
+            raise
+        raise UserError(
+            "bf16: true needs a GPU that computes in bfloat16. To train on the CPU, add --use-cpu true."
+        ) from error
 
 
 def check_settings(recipe: str, module: str, settings: dict) -> None:
