@@ -22,6 +22,13 @@ def check_purpose(model, task: str) -> None:
         raise ValueError(f"{type(model).__name__} is for pipeline({purpose!r}), not for {task!r}. Pass another model.")
 
 
+def inside_wrappers(model):
+    """The model inside those of torch.compile and peft, whose methods have no argument names of their own."""
+    model = getattr(model, "_orig_mod", model)
+    get_base_model = getattr(model, "get_base_model", None)
+    return get_base_model() if callable(get_base_model) else model
+
+
 def check_call_options(pipeline, options: Mapping, kinds: Mapping[str, type], generates: bool = False) -> None:
     """Raises an error for options that a pipeline does not take, and for a pipeline with a model that is for another one.
 
@@ -40,7 +47,8 @@ def check_call_options(pipeline, options: Mapping, kinds: Mapping[str, type], ge
         from transformers import GenerationConfig, GenerationMixin
 
         also.update(GenerationConfig().to_dict())
-        for method in (GenerationMixin.generate, pipeline.model.generate, pipeline.model.forward):
+        model = inside_wrappers(pipeline.model)
+        for method in (GenerationMixin.generate, model.generate, model.forward):
             also.update(inspect.signature(method).parameters)
     for name, value in options.items():
         if name not in kinds and name not in also:

@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from datasets import Dataset
+from peft import get_peft_model
 from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration, pipeline
 
 from modeling_moesumm import MoeSummarizationPipeline
@@ -30,6 +31,14 @@ def test_answers_have_the_form_of_the_former_summarization_pipeline(summarize, m
     assert summarize(TEXTS[0]) == [{"summary_text": expected[0]}]
     assert summarize(TEXTS[:1]) == summarize(TEXTS[0]) and summarize([]) == []
     assert isinstance(summarize, MoeSummarizationPipeline)
+
+
+def test_an_adapter_takes_the_options_of_its_model(summarize, model, tokenizer):
+    adapted = copy.deepcopy(model)
+    wrapped = get_peft_model(adapted, adapted.lora_config(r=2))
+    adapter = pipeline("moe-summarization", model=wrapped, tokenizer=tokenizer, device="cpu", max_length=12)
+    options = {"dataset": "news", "main_expert_only": True}
+    assert adapter(TEXTS[0], **options) == summarize(TEXTS[0], **options) == summarize(TEXTS[0])
 
 
 def test_datasets_are_given_when_it_is_made_or_called(summarize, model, tokenizer):
