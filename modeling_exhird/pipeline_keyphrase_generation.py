@@ -46,11 +46,12 @@ class KeyphraseGenerationPipeline(TextPipeline):
     def _sanitize_parameters(self, **options):
         of_phrase = "max_words_per_phrase" if self.model.config.is_encoder_decoder else "max_tokens_per_phrase"
         check_call_options(self, options, dict.fromkeys((*COUNTS, of_phrase), int))
-        return {}, {name: value for name, value in options.items() if value is not None}, {}
+        return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """See the class. `num_workers` is ignored."""
         options = {**self._forward_params, **self._sanitize_parameters(batch_size=batch_size, **kwargs)[1]}
+        options = {name: value for name, value in options.items() if value is not None}  # None: the option's default
         options.setdefault("batch_size", self._batch_size or 8)
         is_single = isinstance(inputs, (str, Mapping))
         documents = [inputs] if is_single else self.iterate(inputs, "a text, {'title': ..., 'text': ...}")

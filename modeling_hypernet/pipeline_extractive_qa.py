@@ -61,9 +61,11 @@ class ExtractiveQAPipeline(TextPipeline):
 
     def _sanitize_parameters(self, **options):
         check_call_options(self, options, PREPROCESS_OPTIONS | POSTPROCESS_OPTIONS | {"batch_size": int})
-        options = {name: value for name, value in options.items() if value is not None}
+        options.pop("batch_size", None)
+        if unknown := options.keys() - {*PREPROCESS_OPTIONS, *POSTPROCESS_OPTIONS}:  # where Lexperts is not installed
+            raise TypeError(f"extractive-qa got an unexpected argument {min(unknown)!r}.")
         for name in ("top_k", "max_answer_len"):
-            if name in options and options[name] < 1:
+            if options.get(name) is not None and options[name] < 1:
                 raise ValueError(f"{name}={options[name]} must be at least 1.")
         preprocess = {name: options[name] for name in PREPROCESS_OPTIONS if name in options}
         return preprocess, {}, {name: options[name] for name in POSTPROCESS_OPTIONS if name in options}
@@ -71,8 +73,10 @@ class ExtractiveQAPipeline(TextPipeline):
     def __call__(self, inputs=None, *, question=None, context=None, batch_size=None, num_workers=None, **kwargs):
         """See the class."""
         preprocess, _, postprocess = self._sanitize_parameters(batch_size=batch_size, **kwargs)
-        preprocess = {**self._preprocess_params, **preprocess}
-        postprocess = {**self._postprocess_params, **postprocess}
+        preprocess, postprocess = (  # None: the option's default
+            {name: value for name, value in (own | given).items() if value is not None}
+            for own, given in ((self._preprocess_params, preprocess), (self._postprocess_params, postprocess))
+        )
         batch_size = batch_size or self._batch_size or 8
         if inputs is None:
             inputs = make_examples(question, context)

@@ -55,12 +55,12 @@ class DefinitionModelingPipeline(TextPipeline):
 
     def _sanitize_parameters(self, **options):
         check_call_options(self, options, OPTIONS, True)
-        unset = {name for name, value in options.items() if value is None and name in OPTIONS}
-        return {}, {name: value for name, value in options.items() if name not in unset}, {}
+        return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
         """See the class."""
         options = {**self._forward_params, **self._sanitize_parameters(batch_size=batch_size, **kwargs)[1]}
+        options = {name: value for name, value in options.items() if value is not None or name not in OPTIONS}
         batch_size = options.pop("batch_size", self._batch_size or 8)
         is_single = isinstance(inputs, Mapping)
         rows = [inputs] if is_single else self.iterate(inputs, "{'term': ..., 'context': ...}")

@@ -53,7 +53,7 @@ class MoeSummarizationPipeline(TextPipeline):
     def _sanitize_parameters(self, **options):
         check_call_options(self, options, OPTIONS, True)
         dataset, truncation = options.get("dataset"), options.pop("truncation", None)
-        if not (dataset is None or isinstance(dataset, (str, Iterable))):
+        if not (dataset is None or isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")):
             raise TypeError(f"dataset={dataset!r:.60} must be a name, or an iterable with one for each text.")
         if truncation is not None:
             if truncation and options.get("on_long", "truncate") != "truncate":

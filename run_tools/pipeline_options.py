@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 
 from .errors import closest
+from .model_options import DEFAULT_MODELS
 
 KINDS = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     str: (str, "a string"),
-    bool: (bool, "True or False"),
+    bool: (Integral, "True or False"),
 }
+OUR_TASKS = {*DEFAULT_MODELS, "extractive-qa"}
 
 
 def check_purpose(model, task: str) -> None:
-    """Raises a `ValueError` for a model of ours that is for another pipeline."""
+    """Raises a `ValueError` for a model of ours that is for another of our pipelines; under a name of its own a pipeline takes any."""
     purpose = getattr(model, "card_use", {}).get("task", task)
-    if task and purpose != task:
+    if task in OUR_TASKS and purpose != task:
         raise ValueError(f"{type(model).__name__} is for pipeline({purpose!r}), not for {task!r}. Pass another model.")
 
 
@@ -27,6 +29,17 @@ def inside_wrappers(model):
     model = getattr(model, "_orig_mod", model)
     get_base_model = getattr(model, "get_base_model", None)
     return get_base_model() if callable(get_base_model) else model
+
+
+def check_kind(name: str, value, kind: type) -> None:
+    """Raises a `TypeError` for a value of another kind, and a `ValueError` for NaN. Scalars of numpy and torch are what they hold."""
+    accepted, described = KINDS[kind]
+    single = value.item() if getattr(value, "ndim", None) == 0 else value
+    fits = isinstance(single, accepted) and (kind in (bool, str) or not isinstance(single, bool))
+    if not fits or (kind is bool and single not in (0, 1)):
+        raise TypeError(f"{name}={value!r:.60} must be {described}, not {type(value).__name__}.")
+    if kind is float and math.isnan(single):
+        raise ValueError(f"{name}={value} must be {described}.")
 
 
 def check_call_options(pipeline, options: Mapping, kinds: Mapping[str, type], generates: bool = False) -> None:
@@ -41,8 +54,8 @@ def check_call_options(pipeline, options: Mapping, kinds: Mapping[str, type], ge
         TypeError: for an unknown name, and for a value of another type.
         ValueError: for NaN, a batch of no inputs, and a model for another pipeline.
     """
-    task, also = pipeline.task, set[str]()
-    check_purpose(pipeline.model, task)
+    task, also = pipeline.task or type(pipeline).__name__, {"trust_remote_code"} if generates else set[str]()
+    check_purpose(pipeline.model, pipeline.task)
     if generates:
         from transformers import GenerationConfig, GenerationMixin
 
@@ -51,17 +64,13 @@ def check_call_options(pipeline, options: Mapping, kinds: Mapping[str, type], ge
         for method in (GenerationMixin.generate, model.generate, model.forward):
             also.update(inspect.signature(method).parameters)
     for name, value in options.items():
-        if name not in kinds and name not in also:
+        if name not in kinds and name not in also and not (generates and options.get("custom_generate")):
             close = closest(name, [*kinds, *also])
             known = f"Its options are {', '.join(kinds)}{', and those of generate' if also else ''}."
             raise TypeError(
                 f"{task} got an unexpected argument {name!r}. {f'Did you mean {close!r}?' if close else known}"
             )
-        accepted, described = KINDS.get(kinds.get(name, object), (object, ""))
-        is_other = not isinstance(value, accepted) or (isinstance(value, bool) and accepted in (Integral, Real))
-        if value is not None and is_other:
-            raise TypeError(f"{name}={value!r:.60} must be {described}, not {type(value).__name__}.")
-        if accepted is Real and value is not None and math.isnan(value):
-            raise ValueError(f"{name}={value} must be {described}.")
+        if value is not None and (kind := kinds.get(name, object)) is not object:
+            check_kind(name, value, kind)
     if (batch_size := options.get("batch_size")) is not None and batch_size < 1:
         raise ValueError(f"batch_size={batch_size} must be at least 1.")

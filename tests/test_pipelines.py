@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -12,6 +13,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 import lexperts  # noqa: F401
 from run_tools.cards import is_blank, write_model_card
 from run_tools.model_options import DEFAULT_MODELS
+from run_tools.pipeline_options import check_kind
 from tests.modeling_exhird.conftest import tiny_exhird, tokenizer_for  # noqa: F401
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.test_hub_contract import make  # noqa: F401
@@ -192,3 +194,46 @@ def test_a_model_of_another_pipeline_is_refused(runs, task):
     model = runs(other)[0].model
     with pytest.raises(ValueError, match=f"{type(model).__name__} is for pipeline\\('{other}'\\), not for '{task}'"):
         pipeline(task, model=model, tokenizer=runs(task)[0].tokenizer)
+
+
+NARROWED = {  # an option that changes what a pipeline returns, and another value of it
+    "keyphrase-generation": ("num_keyphrases", 1),
+    "extractive-qa": ("top_k", 3),
+    "definition-modeling": ("num_definitions", 2),
+}
+
+
+@pytest.mark.parametrize("task", NARROWED)
+def test_none_in_a_call_is_the_default_also_where_the_pipeline_has_another_value(runs, task):
+    run, rows, options = runs(task)
+    ((name, value),) = [NARROWED[task]]
+    rest = {key: given for key, given in options.items() if key != name}
+    narrowed = pipeline(task, model=run.model, tokenizer=run.tokenizer, device="cpu", **{name: value})
+    assert narrowed(rows[0], **rest) != run(rows[0], **rest) == narrowed(rows[0], **rest, **{name: None})
+
+
+@pytest.mark.parametrize("number", [np.int64(2), np.array(2), torch.tensor(2)], ids=["numpy", "array", "tensor"])
+def test_scalars_of_numpy_and_torch_are_numbers(number):
+    check_kind("best_of", number, int)
+    check_kind("threshold", number, float)
+    check_kind("impossible", np.True_, bool)
+    with pytest.raises(TypeError, match="impossible=.* must be True or False, not"):
+        check_kind("impossible", number, bool)
+
+
+def test_a_pipeline_under_a_name_of_its_own_takes_every_model(runs):
+    run, rows, options = runs("moe-summarization")
+    for own in (type(run), type("Mine", (type(run),), {})):
+        mine = own(model=run.model, tokenizer=run.tokenizer, task="my-summaries", device="cpu")
+        assert mine(rows, **options) == run(rows, **options)
+    with pytest.raises(TypeError, match="^MoeSummarizationPipeline got an unexpected argument 'tok_k'"):
+        type(run)(model=run.model, tokenizer=run.tokenizer)(rows, tok_k=3)
+
+
+def test_data_sets_of_pytorch_name_the_datasets_and_generate_may_be_a_function_of_ones_own(runs):
+    run, rows, options = runs("moe-summarization")
+    names = ["papers", None, "papers"]
+    column = KeyDataset(Dataset.from_dict({"x": names}), "x")
+    assert run(rows, dataset=column, **options) == run(rows, dataset=names, **options)
+    own = {"custom_generate": lambda model, input_ids, mine=None, **_: input_ids, "mine": 3}
+    assert len(run(rows, **options, **own)) == len(rows)

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from run_tools.errors import UserError
+
 from ..recipes import DEFINE
 from .common import AsJson, Debug, Device, Seed, new_app, print_result, user_errors
 from .corpus_options import CorpusRun, check_local, corpus_command
@@ -48,6 +50,10 @@ def term(
 
         from ..recipes.lexicon.define_file import TASK
 
+        if best_of is not None and best_of < num_definitions:
+            raise UserError(
+                f"--num-definitions {num_definitions} needs --best-of {num_definitions} or more, got {best_of}."
+            )
         check_local("local", device, model=model)
         set_seed(seed)
         define = open_pipeline(TASK, locate_model(model, TASK), device=device)

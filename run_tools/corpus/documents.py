@@ -182,8 +182,6 @@ class Corpus:
                 raise
             document = self._name(self._paths[number]) if self._format == "txt" else self._id({}, number)
             return Row(number, document, None, describe_error(error))
-        if not isinstance(values, Mapping):
-            return Row(number, self._id({}, number), None, f"expected a JSON object, got a {type(values).__name__}")
         name = values.get(self.id_column)
         if not self.has_ids or name != name:
             name = self._id(values, number)
@@ -296,8 +294,8 @@ class Corpus:
 
     def _read_lines(self, path: str) -> Iterator[Callable[[], dict]]:
         with self._open(path) as file:
-            rows = placed_json_rows(file, self.encoding, may_be_array=suffix(path) == ".json")
-            yield from (partial(_read_at, f"{self._name(path)}, {place}", read) for place, read in rows)
+            rows, name = placed_json_rows(file, self.encoding, may_be_array=suffix(path) == ".json"), self._name(path)
+            yield from (partial(_read_at, name, place, read) for place, read in rows)
 
     def _check_csv(self) -> None:
         self._check_each(self._check_header)
@@ -311,8 +309,8 @@ class Corpus:
 
     def _read_csv(self, path: str) -> Iterator[Callable[[], dict]]:
         with self._open(path) as file:
-            rows = placed_csv_rows(file, self._delimiter(path), self.encoding)
-            yield from (partial(_read_at, f"{self._name(path)}, {place}", read) for place, read in rows)
+            rows, name = placed_csv_rows(file, self._delimiter(path), self.encoding), self._name(path)
+            yield from (partial(_read_at, name, place, read) for place, read in rows)
 
     def _check_parquet(self) -> int:
         import_parquet()
@@ -339,11 +337,11 @@ class Corpus:
             if self.keep is not None:
                 wanted = {self.text_column, self.title_column, self.id_column, *self.keep}
                 columns = [name for name in parquet.schema_arrow.names if name in wanted]
-            first = 1
+            first, name = 1, self._name(path)
             for group in range(parquet.num_row_groups):
                 rows, count = RowGroup(parquet, group, columns), parquet.metadata.row_group(group).num_rows
                 for i in range(count):
-                    yield partial(_read_at, f"{self._name(path)}, row {first + i}", partial(rows.read, i))
+                    yield partial(_read_at, name, f"row {first + i}", partial(rows.read, i))
                 first += count
 
     def _check_columns(self, path: str, names: list[str]) -> None:
@@ -375,12 +373,15 @@ def is_words(text) -> bool:
     return isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text)
 
 
-def _read_at(place: str, read: Callable[[], Any]) -> Any:
-    """What `read` returns; the message of a `ValueError` names the place."""
+def _read_at(file: str, place: str, read: Callable[[], Any]) -> dict:
+    """The row that `read` returns. Raises a `ValueError` that names the place if it cannot be read, or is no object."""
     try:
-        return read()
+        row = read()
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise ValueError(f"{file}, {place}: {error}") from error
+    if not isinstance(row, Mapping):
+        raise ValueError(f"{file}, {place}: expected a JSON object, got {row!r:.60}")
+    return row
 
 
 def _fail(message: str):

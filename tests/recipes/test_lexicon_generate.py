@@ -550,3 +550,8 @@ def test_a_term_without_a_context_of_its_own_is_defined_with_a_warning(folder, m
     assert len(warnings) == 1 and "'gong' does not occur in its context" in warnings[0]
     assert define(rows) == [define(row) for row in rows]
     assert any(text.startswith("Some terms do not occur in their contexts, such as 'gong'") for text in warnings)
+
+
+def test_fewer_samples_than_definitions_name_both_options():
+    error = CliRunner().invoke(app, ["term", "axe", "-c", "an axe fell", "--best-of", "2", "--num-definitions", "3"])
+    assert error.exit_code == 2 and "--num-definitions 3 needs --best-of 3 or more, got 2." in error.stderr

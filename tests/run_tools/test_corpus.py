@@ -123,7 +123,7 @@ def test_rows_that_cannot_be_read_are_reported(tmp_path):
     messages = (
         "texts.jsonl, line 2: this is not valid JSON (Expecting property name enclosed in double quotes, column 2)",
         "columns: 'body'",
-        "got a str",
+        "line 4: expected a JSON object, got 'graph'",
         "not valid UTF-8",
         "nested deeper than 100",
     )

@@ -43,9 +43,9 @@ class SummaryProcess:
         self.summarize = Summarizer(model.to(device), tokenizer, batch_size=self.batch_size, **self.options)
         known = getattr(model.config, "datasets", [])
         if self.dataset is not None and self.dataset not in known:
-            hint = did_you_mean(self.dataset, known) if known else " It has none."
+            hint = f"{did_you_mean(self.dataset, known)} Without the option its main expert writes."
             raise UserError(
-                f"--dataset {self.dataset!r} is not one of the model's data sets.{hint} Without the option its main expert writes."
+                f"--dataset {self.dataset!r} is not one of the model's data sets.{hint if known else ' It has none: leave the option out.'}"
             )
         names = ("dataset", "dataset_column", "batch_size")
         return {**self.options, "model": fingerprint(name), **{name: getattr(self, name) for name in names}}
