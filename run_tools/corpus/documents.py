@@ -373,7 +373,7 @@ def is_words(text) -> bool:
     return isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text)
 
 
-def _read_at(file: str, place: str, read: Callable[[], Any]) -> dict:
+def _read_at(file: str, place: str, read: Callable[[], Any]) -> Any:
     """The row that `read` returns. Raises a `ValueError` that names the place if it cannot be read, or is no object."""
     try:
         row = read()
