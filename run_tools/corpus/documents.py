@@ -374,7 +374,7 @@ def is_words(text) -> bool:
 
 
 def _read_at(file: str, place: str, read: Callable[[], Any]) -> Any:
-    """The row that `read` returns. Raises a `ValueError` that names the place if it cannot be read, or is no object."""
+    """The row that `read` returns. Raises a `ValueError` that names the place if it cannot be read, or is not an object."""
     try:
         row = read()
     except ValueError as error:
