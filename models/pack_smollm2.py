@@ -27,9 +27,8 @@ OF_LLAMA = {rf"\.mlp\.{dense}\.weight$": f".block_sparse_moe.base.{short}.weight
 PREFIX = "backbone."  # of SmolLM2's tensors in a model that has it as a part
 AS_PART = {r"^(?=model\.)": PREFIX}
 IN_8_BITS = re.compile(r"\.(A|B|lora_A|lora_B)\.weight$|\.experts\.(up|down)_proj$")
-LENGTHS = {
-    "moesumm-smollm2": 2048
-}  # longer texts are read in windows: SmolLM2 was pretrained on sequences of so many tokens
+# tokens of a window of a long text: more and fewer were worse (benchmarks/log/summaries.md)
+LENGTHS = {"moesumm-smollm2": 2048}
 NEGLIGIBLE = 1e-5  # of the largest singular value
 
 
