@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from transformers import Pipeline
 
 try:
-    from run_tools.pipeline_options import check_call_options, check_purpose
+    from run_tools.pipeline_options import check_option_types, check_purpose
 except ImportError:  # a checkpoint's own code, where Lexperts is not installed
-    check_call_options = check_purpose = lambda *_: None  # type: ignore[assignment]
+    check_option_types = check_purpose = lambda *_: None  # type: ignore[assignment]
 
 
 class TextPipeline(Pipeline):

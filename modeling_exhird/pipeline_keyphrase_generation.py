@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from .causal_data_exhird import generator_class
-from .pipeline_base import TextPipeline, check_call_options
+from .pipeline_base import TextPipeline, check_option_types
 
 COUNTS = ("num_keyphrases", "batch_size", "max_phrases", "exclusion_window", "num_beams", "min_phrases")
 
@@ -45,7 +45,7 @@ class KeyphraseGenerationPipeline(TextPipeline):
 
     def _sanitize_parameters(self, **options):
         of_phrase = "max_words_per_phrase" if self.model.config.is_encoder_decoder else "max_tokens_per_phrase"
-        check_call_options(self, options, dict.fromkeys((*COUNTS, of_phrase), int))
+        check_option_types(self, options, dict.fromkeys((*COUNTS, of_phrase), int))
         return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .data_hypernet import QuestionWindow, question_windows
-from .pipeline_base import TextPipeline, check_call_options
+from .pipeline_base import TextPipeline, check_option_types
 
 SORT_WINDOW = 16  # batches of questions whose windows are sorted by length together
 POSTPROCESS_OPTIONS = {
@@ -60,7 +60,7 @@ class ExtractiveQAPipeline(TextPipeline):
         self._forward_arguments = set(inspect.signature(self.model.forward).parameters)
 
     def _sanitize_parameters(self, **options):
-        check_call_options(self, options, PREPROCESS_OPTIONS | POSTPROCESS_OPTIONS | {"batch_size": int})
+        check_option_types(self, options, PREPROCESS_OPTIONS | POSTPROCESS_OPTIONS | {"batch_size": int})
         options.pop("batch_size", None)
         if unknown := options.keys() - {*PREPROCESS_OPTIONS, *POSTPROCESS_OPTIONS}:  # where Lexperts is not installed
             raise TypeError(f"extractive-qa got an unexpected argument {min(unknown)!r}.")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from .generation_lexicon import DefinitionGenerator
-from .pipeline_base import TextPipeline, check_call_options
+from .pipeline_base import TextPipeline, check_option_types
 
 OPTIONS = {"best_of": int, "num_definitions": int, "reward_model": object, "domain_ids": object, "embedder": object}
 OPTIONS |= {"max_new_tokens": int, "on_long": str, "batch_size": int}
@@ -54,7 +54,7 @@ class DefinitionModelingPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        check_call_options(self, options, OPTIONS, True)
+        check_option_types(self, options, OPTIONS, True)
         return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):

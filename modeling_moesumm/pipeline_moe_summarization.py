@@ -6,7 +6,7 @@ from itertools import islice
 
 from .configuration_moesumm import MoeSummConfig
 from .generation_moesumm import Summarizer
-from .pipeline_base import TextPipeline, check_call_options
+from .pipeline_base import TextPipeline, check_option_types
 
 LENGTHS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
 OPTIONS = {"dataset": object, **dict.fromkeys(LENGTHS, float), "on_long": str, "batch_size": int}
@@ -51,7 +51,7 @@ class MoeSummarizationPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        check_call_options(self, options, OPTIONS, True)
+        check_option_types(self, options, OPTIONS, True)
         dataset, truncation = options.get("dataset"), options.pop("truncation", None)
         if not (dataset is None or isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")):
             raise TypeError(f"dataset={dataset!r:.60} must be a name, or an iterable with one for each text.")

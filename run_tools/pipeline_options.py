@@ -42,7 +42,7 @@ def check_kind(name: str, value, kind: type) -> None:
         raise ValueError(f"{name}={value} must be {described}.")
 
 
-def check_call_options(pipeline, options: Mapping, kinds: Mapping[str, type], generates: bool = False) -> None:
+def check_option_types(pipeline, options: Mapping, kinds: Mapping[str, type], generates: bool = False) -> None:
     """Raises an error for options that a pipeline does not take, and for a pipeline with a model that is for another one.
 
     Args:
