@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .errors import UserError
 from .fingerprints import digest, sha256_of
-from .model_files import KEY_MAPPING
+from .model_files import CONFIG, KEY_MAPPING
 from .pretrained import cache_folder, unpacked, write_once
 
 TRAINED, BACKBONE, INDEX = "trained.safetensors", "backbone.safetensors", "model.safetensors.index.json"
@@ -50,6 +50,8 @@ def joined(package: Path) -> Path:
     ]
     folder = cache_folder() / f"{package.name}-{digest(content)[:12]}"
     write_once(folder, partial(join, package))
+    for name in (INDEX, BACKBONE, TRAINED, CONFIG):
+        check_present(folder / name)
     about = json.loads((folder / INDEX).read_text(encoding="utf-8"))["metadata"]
     if state_of(folder / BACKBONE) != about["backbone_state"]:
         check_backbone(folder / BACKBONE, about["backbone_digest"], folder)
@@ -133,8 +135,15 @@ def state_of(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
+def check_present(path: Path) -> None:
+    """Raises a `UserError` for a file that is missing in a folder of the cache."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing. Delete the folder {path.parent}, which is written again.")
+
+
 def check_backbone(weights: Path, expected: str, folder: Path) -> None:
-    """Raises a `UserError` if the weights are not those that a model was trained on."""
+    """Raises a `UserError` if the weights are missing, or not those that a model was trained on."""
+    check_present(weights)
     if digest_of(weights) != expected:
         raise UserError(
             f"{weights} is not the model that the weights of the package were added to: its tensors have another hash. Delete the folder "

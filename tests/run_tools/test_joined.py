@@ -161,6 +161,22 @@ def test_weights_that_were_changed_are_not_used(package, backbone):
         packaged.find_packaged("trial")
 
 
+@pytest.mark.parametrize("name", [joined.INDEX, joined.BACKBONE, joined.TRAINED, "config.json"])
+def test_a_file_that_is_missing_is_named_with_the_folder_to_delete(name, package):
+    folder = Path(packaged.find_packaged("trial"))
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=rf"{name} is missing. Delete the folder {folder}, which is written again"):
+        packaged.find_packaged("trial")
+    joined.shutil.rmtree(folder)
+    assert (Path(packaged.find_packaged("trial")) / name).is_file()
+
+
+def test_a_backbone_without_its_weights_is_named_too(package, backbone):
+    (backbone / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=rf"model.safetensors is missing. Delete the folder {backbone}"):
+        packaged.find_packaged("trial")
+
+
 def test_a_join_that_was_interrupted_is_done_again(package, monkeypatch):
     write = Path.write_text
 
