@@ -267,6 +267,18 @@ def run_once(
         print(f"{output.name}: {' '.join(command[:2])} in {seconds:.0f} s", flush=True)
 
 
+def evaluated(name: str, output: Path, log: Path, threads: int | None = 1, **options) -> dict:
+    """Runs `lexperts evaluate NAME`; scores of an earlier run in the folder, which may be of other systems, are replaced.
+
+    Returns:
+        The content of scores.json.
+    """
+    scores = output / "scores.json"
+    scores.unlink(missing_ok=True)
+    run_lexperts("evaluate", name, log=log, threads=threads, output_dir=output, **options)
+    return json.loads(scores.read_text(encoding="utf-8"))
+
+
 def run_lexperts(*command, log: Path, threads: int | None = 1, **options) -> float:
     """Runs a command of `lexperts` in a process, offline, and appends its output to a log. Returns the seconds.
 

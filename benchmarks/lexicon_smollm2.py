@@ -16,7 +16,7 @@ from the dense model are bootstrapped over rows. `all` are the three dictionarie
 import json
 from pathlib import Path
 
-from common import make_parser, run_lexperts, write
+from common import evaluated, make_parser, run_lexperts, write
 
 DICTIONARIES = ("wordnet", "oxford", "urban")
 DENSE, PROMPTED = "experts_1", "prompted"
@@ -82,10 +82,8 @@ def measure(options, name: str) -> dict:
         systems[DEFAULT], speed = [path], {DEFAULT: round(per_second, 1)}
     files = [f"{system}={path}" for system, paths in systems.items() for path in paths]
     output = options.work / name / "scores"
-    given = {"files": files, "metrics": ["bleu", "rouge"], "output_dir": output}
-    given |= {"baseline": DENSE} if DENSE in systems else {}
-    run_lexperts("evaluate", "definitions", log=output.with_suffix(".log"), **given)
-    scores = json.loads((output / "scores.json").read_text(encoding="utf-8"))
+    given = {"files": files, "metrics": ["bleu", "rouge"]} | ({"baseline": DENSE} if DENSE in systems else {})
+    scores = evaluated("definitions", output, log=output.with_suffix(".log"), **given)
     for system, own in scores["systems"].items():
         print(name, system, {m: round(value["mean"], 2) for m, value in own["context"].items()}, flush=True)
     return {

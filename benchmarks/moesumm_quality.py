@@ -22,7 +22,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import check_same_settings, make_parser, run_lexperts, run_once, write
+from common import check_same_settings, evaluated, make_parser, run_once, write
 
 IN_DOMAIN = {"mail": "aeslc", "news": "inshorts_news", "papers": "scitldr"}
 OUT_OF_DOMAIN = {"radiology": "radiology_indiana", "chat": "samsum", "consultation": "mts_dialog"}
@@ -245,10 +245,10 @@ def score(work: Work) -> list[dict]:
         if not any(one.startswith(f"{work.options.baseline}=") for one in systems):
             continue
         output = work / "scores" / setting
-        options = {"systems": systems, "baseline": work.options.baseline, "output_dir": output}
-        run_lexperts("evaluate", "moesumm", log=work / "scores.log", threads=work.options.threads, **options)
+        options = {"systems": systems, "baseline": work.options.baseline, "threads": work.options.threads}
+        scores = evaluated("moesumm", output, log=work / "scores.log", **options)
         print(f"\n{setting}\n\n{(output / 'scores.md').read_text(encoding='utf-8')}", flush=True)
-        results.append({"setting": setting, **json.loads((output / "scores.json").read_text(encoding="utf-8"))})
+        results.append({"setting": setting, **scores})
     return results
 
 

@@ -19,7 +19,7 @@ import json
 from functools import partial
 from pathlib import Path
 
-from common import make_parser, run_lexperts, run_once, write
+from common import evaluated, make_parser, run_once, write
 
 from run_tools.packaged import find_packaged
 
@@ -204,11 +204,11 @@ def score(options) -> list[dict]:
         if not systems:
             continue
         output = options.work / "scores" / setting
-        given = {"systems": list(systems.values()), "output_dir": output}
+        given = {"systems": list(systems.values()), "log": options.work / "scores.log", "threads": options.threads}
         given |= {"baseline": baseline} if (baseline := baseline_of(systems)) else {}
-        run_lexperts("evaluate", "moesumm", log=options.work / "scores.log", threads=options.threads, **given)
+        scores = evaluated("moesumm", output, **given)
         print(f"\n{setting}\n\n{(output / 'scores.md').read_text(encoding='utf-8')}", flush=True)
-        results.append({"setting": setting, **json.loads((output / "scores.json").read_text(encoding="utf-8"))})
+        results.append({"setting": setting, **scores})
     return results
 
 

@@ -231,7 +231,7 @@ def placed_csv_rows(
     """As `csv_rows`, each row after its place, such as "row 3" after the header."""
     rows = _csv_reader(file, delimiter, encoding)
     names = next(rows, [])
-    numbered = enumerate((row for row in rows if row), start=1)
+    numbered = ((number, row) for number, row in enumerate(rows, start=1) if row)  # blank lines count, and are left out
     yield from ((f"row {number}", partial(_csv_row, names, row, encoding, fill_missing)) for number, row in numbered)
 
 

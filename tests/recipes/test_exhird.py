@@ -60,6 +60,8 @@ def test_three_commands_prepare_train_and_score(encoder, prepared, files, tmp_pa
     assert scores["documents"] == 12 and {"present", "absent", "total", "repeats"} <= set(scores)
     assert {"F1@M", "F1@5", "#C@M", "#C@5", "#Avg.Len"} == set(scores["absent"])
     assert len((tmp_path / "mine.jsonl").read_text().splitlines()) == 12
+    other = ["--model", tmp_path, "--test-files", f"other={files}"]
+    assert "holds scores of 'mine', which this run would replace" in fails(evaluate.main, *other)
 
 
 def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):

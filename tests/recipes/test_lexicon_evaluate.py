@@ -330,6 +330,8 @@ def test_seeds_are_averaged_before_rows_are_tested(tmp_path, capsys):
     before = (tmp_path / "scores.json").read_bytes()
     run(*given)
     assert (tmp_path / "scores.json").read_bytes() == before
+    (tmp_path / "scores.json").write_text('{"mine": 1}')
+    assert "was not written by this command. Pass another --output-dir" in fails(evaluate.main, *given)
 
 
 def test_equal_systems_do_not_differ():

@@ -233,6 +233,10 @@ def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, ca
     run(evaluate, *given)
     assert cut.read_text() == lines and json.loads((tmp_path / "scores.json").read_text()) == found
 
+    others = ["--systems", f"other={tmp_path / 'ours'}", "--output-dir", tmp_path]
+    assert "holds scores of 'ours', 'stock', which this run would replace" in fails(evaluate.main, *others)
+    assert json.loads((tmp_path / "scores.json").read_text()) == found
+
     # the files of summaries are a system as well; two runs are a mean and a spread
     capsys.readouterr()
     run(evaluate, "--systems", f"both={tmp_path}/[os]*[sk]", "--output-dir", tmp_path / "both")

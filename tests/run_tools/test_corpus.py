@@ -130,13 +130,13 @@ def test_rows_that_cannot_be_read_are_reported(tmp_path):
     for row, message in zip(rows[1:6], messages, strict=True):
         assert message in row.error and row.id == row.number
     path = tmp_path / "texts.csv"
-    path.write_bytes(b'text,id\ngraph,1\ngraph,2,3\n"a\nb",4\n\xff,5\n')
+    path.write_bytes(b'text,id\ngraph,1\n\ngraph,2,3\n"a\nb",4\n\xff,5\n')
     rows = list(Corpus(path).read())
     assert [row.error for row in rows] == [
         None,
-        "texts.csv, row 2: the row has 3 fields, the header has 2",
+        "texts.csv, row 3: the row has 3 fields, the header has 2",
         None,
-        "texts.csv, row 4: it is not valid UTF-8; pass --encoding",
+        "texts.csv, row 5: it is not valid UTF-8; pass --encoding",
     ]
     assert rows[2].values["text"] == "a\nb"
     (tmp_path / "texts").mkdir()

@@ -9,7 +9,6 @@ phrases per document. Repeats are the share of generated phrases whose stems occ
 Scores are printed and written to scores.json in the model's folder, generated phrases to NAME.jsonl.
 """
 
-import json
 from pathlib import Path
 
 from tqdm import tqdm
@@ -29,6 +28,7 @@ from run_tools.model_options import describe_load_errors, open_with_tokenizer, p
 from run_tools.options import parse_name_place
 
 from ..common.arguments import command
+from ..common.scores_file import check_scores, write_scores
 from .arguments import EvaluateArguments
 
 METRICS = {"f1@M": "F1@M", "f1@5": "F1@5", "correct@M": "#C@M", "correct@5": "#C@5", "avg_num_preds": "#Avg.Len"}
@@ -63,12 +63,13 @@ def format_scores(name: str, scores: dict) -> str:
 def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     """Generates and scores all test sets, and writes the files. Returns the scores of each set."""
     files = parse_test_files(args.test_files)
+    output = Path(args.output_dir or args.model)
+    check_scores(output, files, lambda content: content)
     with describe_load_errors("--model", args.model):
         causal = open_config(args.model).model_type == ExhirdCausalConfig.model_type
     auto_class = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
     model, tokenizer = open_with_tokenizer("--model", auto_class, args.model)
     model.to(parse_device(None))
-    output = Path(args.output_dir or args.model)
     output.mkdir(parents=True, exist_ok=True)
     options = {"exclusion_window": args.exclusion_window, "num_beams": args.num_beams}
     options |= {} if args.min_phrases is None else {"min_phrases": args.min_phrases}
@@ -89,7 +90,7 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
         )
         write_file(output / f"{name}.jsonl", json_lines(lines))
         print(format_scores(name, results[name]))
-    write_file(output / "scores.json", json.dumps(results, indent=1))
+    write_scores(output, results)
     return results
 
 

@@ -13,7 +13,6 @@ rows for both systems; p is that of a two-sided paired t-test over rows. A metri
 that has no model, is reported, and the others are computed. The folder gets scores.json and NAME.rows.jsonl of each system.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
@@ -30,6 +29,7 @@ from run_tools.jsonl import json_lines, read_jsonl
 
 from ..common.arguments import command
 from ..common.bootstrap import bootstrap_means, confidence_interval
+from ..common.scores_file import check_scores, write_scores
 from ..common.tables import align_columns
 from . import scores
 from .arguments import EvaluationArguments
@@ -243,6 +243,7 @@ def rows_of(rows: list[dict], name: str, runs: list[list[str]], row_scores: Scor
 
 def evaluate(args: EvaluationArguments) -> dict:
     """Reads and scores files, writes and prints the results -> the content of scores.json."""
+    check_scores(args.output_dir, args.files_by_system, lambda content: content["systems"])
     rows, generated = read_generated(args.files_by_system)
     more, dropped = load_definition_rows(args.references) if args.references else ([], 0)
     if dropped:
@@ -266,8 +267,7 @@ def evaluate(args: EvaluationArguments) -> dict:
         "options": asdict(args),
     }
     output = Path(args.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
-    write_file(output / "scores.json", json.dumps(results, ensure_ascii=False, indent=1))
+    write_scores(output, results)
     for name, runs in generated.items():
         write_file(output / f"{name}.rows.jsonl", json_lines(rows_of(rows, name, runs, row_scores)))
     print(

@@ -13,7 +13,6 @@ folder; an interrupted command resumes when it is started again. Each difference
 """
 
 import glob
-import json
 import os
 from fnmatch import fnmatch
 from pathlib import Path
@@ -30,6 +29,7 @@ from run_tools.model_options import describe_load_errors
 from run_tools.options import parse_name_place
 
 from ..common.arguments import command
+from ..common.scores_file import check_scores, write_scores
 from .arguments import DataArguments, EvaluationArguments, GenerationArguments
 from .data import load_sources, require_split
 from .resumable_summaries import SummaryFile, load_summarizer, read_summaries
@@ -102,6 +102,7 @@ def score_file(path: Path, args: EvaluationArguments) -> dict[str, np.ndarray]:
 def score_all(args: EvaluationArguments, generation_args: GenerationArguments) -> Scores:
     """The scores of all runs."""
     places_by_system, test = find_runs(args.systems, args.baseline), {}
+    check_scores(args.output_dir, places_by_system, lambda content: {row["system"] for row in content["scores"]})
     if args.datasets:
         columns = {"document_column": args.document_column, "summary_column": args.summary_column}
         data_args = DataArguments(datasets=args.datasets, **columns)
@@ -199,8 +200,7 @@ def run(args: EvaluationArguments, generation_args: GenerationArguments):
         tests = difference_table(scores, args.baseline)
         results["tests"] = to_records(tests)
     text = format_report(table, tests, args)
-    output.mkdir(parents=True, exist_ok=True)
-    write_file(output / "scores.json", json.dumps(results, indent=1, allow_nan=False))
+    write_scores(output, results)
     write_file(output / "scores.md", text + "\n")
     summaries = " and the summaries" if args.datasets else ""
     print(f"\n{text}\n\nscores.json, scores.md{summaries} are in {output}")
