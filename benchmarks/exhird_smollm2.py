@@ -6,7 +6,7 @@
     python benchmarks/exhird_smollm2.py --data PATH --work FOLDER --systems default --rows 500 --name exhird_smollm2_windows \\
         --modes "no exclusion" "window 1" "window 4" "all preceding"
 
-`extractor` is the default model of extraction with its style `tags`, `neighbours` the tags that are most frequent among the nearest training
+`extractor` is the default model of extraction with the style of the set, `neighbours` the tags that are most frequent among the nearest training
 rows, by MiniLM-L6 (each weighted by its similarity). All other systems are trained on the training rows of one set: `default` is the
 packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained by this script. Scores are those of
 ExHiRD's convention on whole test splits, with 95% intervals (bootstrap over documents), and differences from the first mode of a system (paired). A system generates as many phrases as it was trained
@@ -24,7 +24,7 @@ from by_document import f1_of_means
 from common import Record, make_parser, run_lexperts, run_once
 from exhird_quality import SHARED
 from exhird_quality import SYSTEMS as TRAINED
-from keyphrase_sets import data_file
+from keyphrase_sets import STYLE_OF_SET, data_file
 
 from keyphrase_tools.metrics import keyphrase_f1_by_document
 from keyphrase_tools.phrase_lists import read_labelled
@@ -58,7 +58,7 @@ def extract(options, name: str, output: Path) -> None:
 
     rows = read_labelled(data_file(options.data, name, "test"), hint="")[: options.rows]
     found = pipeline("keyphrase-extraction")(
-        [{"title": row.get("title"), "text": row["text"]} for row in rows], style="tags", batch_size=32
+        [{"title": row.get("title"), "text": row["text"]} for row in rows], style=STYLE_OF_SET[name], batch_size=32
     )
     save(output, rows, [[phrase["keyphrase"] for phrase in phrases] for phrases in found])
 

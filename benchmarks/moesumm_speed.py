@@ -1,6 +1,6 @@
 """The cost of deputies, relative to a stock BART of the same shape and weights.
 
-    python benchmarks/moesumm_speed.py                   # on a CPU in float32, about an hour on two cores
+    python benchmarks/moesumm_speed.py                   # on a CPU in float32, half an hour to an hour on two cores
     python benchmarks/moesumm_speed.py --device cuda     # in bfloat16, larger batches; writes moesumm_speed_cuda.json
     python benchmarks/moesumm_speed.py --only generation --shapes base --deputies 3 --name moesumm_part
 

@@ -58,8 +58,8 @@ OVER_SMOLLM2 = {
     "decoder": "SmolLM2, trained here by the same recipe",
     "warm start, MiniLM-L6": "warm start from MiniLM-L6, the same rows",
     "BiGRU": "BiGRU, the same rows",
-    "extractor": "the default model of extraction, style `tags`",
-    "neighbours": "the 5 most frequent tags of the 20 nearest training questions (MiniLM-L6)",
+    "extractor": "the default model of extraction, in the style of the set",
+    "neighbours": "the 5 most frequent keyphrases of the 20 nearest training documents (MiniLM-L6)",
 }
 
 
@@ -72,6 +72,8 @@ def exhird_smollm2() -> str:
     )
     command = "exhird_smollm2.py --data PATH --work FOLDER"
     command += f" --rows {record['settings']['rows']}" if record["settings"]["rows"] else ""
+    sets = sorted({row["set"] for row in record["results"]})
+    command += f" --sets {' '.join(sets)}" if len(sets) > 1 else ""
     return page([title, "", *of_systems(record)], record, command)
 
 
