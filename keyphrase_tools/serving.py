@@ -26,6 +26,7 @@ except ImportError as error:
     ) from error
 
 from run_tools.memory import MemoryRelease
+from run_tools.versions import __version__
 
 from .batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
 from .candidates import parse_candidates
@@ -151,6 +152,7 @@ def create_app(
 
     app = FastAPIOffline(
         title="Keyphrases",
+        version=__version__,
         description="Keyphrases of texts, with scores and offsets.",
         lifespan=lifespan,
         redoc_url=None,

@@ -25,6 +25,7 @@ from keyphrase_tools.batch_worker import AbandonedError, BatchWorker, QueueFullE
 from keyphrase_tools.serving import create_app
 from lexperts.cli.keyphrases import app as command
 from run_tools import connections
+from run_tools.versions import __version__
 
 from .known_answers import assert_same, random_text
 from .servers import JSON, ROOT, malformed_requests, metric, start_server
@@ -394,7 +395,9 @@ def test_the_documentation_loads_nothing_from_other_hosts(client):
     page = client.get("/docs").text
     assert "http://" not in page and "https://" not in page
     assert client.get("/static-offline-docs/swagger-ui-bundle.js").status_code == 200
-    operation = client.get("/openapi.json").json()["paths"]["/keyphrases"]["post"]
+    described = client.get("/openapi.json").json()
+    assert described["info"]["version"] == __version__
+    operation = described["paths"]["/keyphrases"]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert "$ref" not in json.dumps(schema) and {"inputs", "parameters"} == set(schema["properties"])
     assert {"200", "400", "413", "415", "422", "503"} <= set(operation["responses"])
