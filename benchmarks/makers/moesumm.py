@@ -139,6 +139,7 @@ def over_smollm2(result_name: str) -> str:
     command = f"moesumm_smollm2.py --data PATH --work FOLDER --systems {' '.join(settings['systems'])}"
     command += "".join(f" --{name} {settings[name]}" for name in ("rows", "test_rows") if settings[name])
     command += "" if settings["zero_shot"] else " --no_zero_shot"
-    command += "" if settings["few_rows"] else " --few_rows"
+    if settings["few_rows"] != [10, 100]:
+        command += " " + " ".join(map(str, ("--few_rows", *settings["few_rows"])))
     command += f" --name {result_name}" if result_name != "moesumm_smollm2" else ""
     return page([f"{title}:", *lines], record, command)
