@@ -14,6 +14,7 @@ from the dense model are bootstrapped over rows. `all` are the three dictionarie
 """
 
 import json
+import shutil
 from pathlib import Path
 
 from common import evaluated, make_parser, run_lexperts, write
@@ -63,12 +64,17 @@ def prompted(options, name: str) -> dict[str, Path]:
 
 def packaged(options, name: str) -> tuple[Path, float]:
     """Definitions by the packaged model -> the file, and definitions a second, its start included."""
-    rows, output = rows_of(options, name)["test"], options.work / name / "default.jsonl"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    given = {"test_files": rows, "output": output, "batch_size": 64, "max_new_tokens": 32, "dtype": "bfloat16"}
-    log = options.work / name / "default.log"
-    seconds = run_lexperts("define", "generate", log=log, threads=options.threads, model_name_or_path=DEFAULT, **given)
-    return output, len(output.read_text(encoding="utf-8").splitlines()) / seconds
+    rows, folder = rows_of(options, name)["test"], options.work / name / "default"
+    output, speed = folder / "definitions.jsonl", folder / "per_second.json"
+    if not speed.exists():
+        shutil.rmtree(folder, ignore_errors=True)  # a resumed run would be timed for its last part only
+        folder.mkdir(parents=True)
+        given = {"model_name_or_path": DEFAULT, "test_files": rows, "output": output, "batch_size": 64}
+        log = folder.with_suffix(".log")
+        seconds = run_lexperts("define", "generate", log=log, threads=options.threads, max_new_tokens=32, **given)
+        per_second = len(output.read_text(encoding="utf-8").splitlines()) / seconds
+        speed.write_text(json.dumps(per_second), encoding="utf-8")
+    return output, json.loads(speed.read_text(encoding="utf-8"))
 
 
 def measure(options, name: str) -> dict:

@@ -105,7 +105,7 @@ def lexicon_quality_medium() -> str:
 
 
 SMOLLM2 = {
-    "lexicon-smollm2": "the default model, in bfloat16",
+    "lexicon-smollm2": "the default model, as installed",
     "main": "the recipe: a model fine-tuned on all rows, four experts from it, ridge gates, top 2 per token",
     "experts_1": "the same training without a split: a dense model",
     "paper": "experts from SmolLM2 itself",
