@@ -26,6 +26,13 @@ def test_every_script_shows_its_options(script, monkeypatch, capsys):
     assert end.value.code == 0 and "--help" in capsys.readouterr().out
 
 
+def test_results_are_of_clean_commits():
+    files = (ROOT / "benchmarks" / "results").glob("*.json")
+    records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
+    changed = [name for name, record in records.items() if "changes" in str(record["commit"])]
+    assert len(records) > 50 and not changed
+
+
 @pytest.fixture(name="common")
 def fixture_common(tmp_path, monkeypatch):
     """benchmarks/common.py with a results folder of its own."""
