@@ -141,11 +141,7 @@ def lexicon_smollm2() -> str:
     settings = record["settings"]
     command = f"lexicon_smollm2.py --data PATH --work FOLDER {' '.join(['--systems', *settings['systems']])} --packaged"
     command += f" --prompted --shots {' '.join(map(str, settings['shots']))}" if settings["shots"] else ""
-    speeds = [value for row in record["results"] for value in row["per_second"].values()]
-    end = (
-        ["", f"It writes {speeds[0]:.0f} definitions a second in batches of 64, its start included."] if speeds else []
-    )
-    return page([f"{title}:", "", *table(head, lines), *end], record, command)
+    return page([f"{title}:", "", *table(head, lines)], record, command)
 
 
 def lexicon_speed() -> str:
