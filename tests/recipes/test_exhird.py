@@ -1,6 +1,7 @@
 """The commands of ExHiRD as a user runs them, on a vocabulary and texts of their own."""
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,6 +63,12 @@ def test_three_commands_prepare_train_and_score(encoder, prepared, files, tmp_pa
     assert len((tmp_path / "mine.jsonl").read_text().splitlines()) == 12
     other = ["--model", tmp_path, "--test-files", f"other={files}"]
     assert "holds scores of 'mine', which this run would replace" in fails(evaluate.main, *other)
+    shared = ["--test-files", f"mine={files}", "--max-rows", "2", "--output-dir", tmp_path / "shared"]
+    shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-copy"))
+    for _ in range(2):  # of the same model
+        run(evaluate, "--model", tmp_path, *shared)
+    message = fails(evaluate.main, "--model", tmp_path.with_name(f"{tmp_path.name}-copy"), *shared)
+    assert f"holds scores of 'mine by {tmp_path}', which this run would replace" in message
 
 
 def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):

@@ -330,6 +330,7 @@ def test_seeds_are_averaged_before_rows_are_tested(tmp_path, capsys):
     before = (tmp_path / "scores.json").read_bytes()
     run(*given)
     assert (tmp_path / "scores.json").read_bytes() == before
+    assert f"holds scores of '{given.pop(3)}', which this run would replace" in fails(evaluate.main, *given)
     (tmp_path / "scores.json").write_text('{"mine": 1}')
     assert "was not written by this command. Pass another --output-dir" in fails(evaluate.main, *given)
 

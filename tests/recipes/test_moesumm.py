@@ -234,7 +234,10 @@ def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, ca
     assert cut.read_text() == lines and json.loads((tmp_path / "scores.json").read_text()) == found
 
     others = ["--systems", f"other={tmp_path / 'ours'}", "--output-dir", tmp_path]
-    assert "holds scores of 'ours', 'stock', which this run would replace" in fails(evaluate.main, *others)
+    lost = ", ".join(sorted(f"'{system} on {name}'" for system in ("ours", "stock") for name in SETS))
+    assert f"holds scores of {lost}, which this run would replace" in fails(evaluate.main, *others)
+    systems = ["--systems", f"ours={trained}", f"stock={backbone}", "--output-dir", tmp_path]
+    assert lost in fails(evaluate.main, *systems, "--zero-shot", "true", "--datasets", places["chat"])
     assert json.loads((tmp_path / "scores.json").read_text()) == found
 
     # the files of summaries are a system as well; two runs are a mean and a spread

@@ -10,24 +10,24 @@ from run_tools.files import write_file
 SCORES = "scores.json"
 
 
-def check_scores(folder: str | Path, names: Iterable[str], names_in: Callable[[dict], Iterable[str]]) -> None:
-    """Called before a run scores `names`. Raises a `UserError` if the folder's scores.json holds scores that the run would lose.
+def check_scores(folder: str | Path, keys: Iterable[str], keys_in: Callable[[dict], Iterable[str]]) -> None:
+    """Called before a run scores something. Raises a `UserError` if the folder's scores.json holds scores that the run would lose.
 
     Args:
         folder: the output folder; it need not exist.
-        names: the systems or test sets that the run scores.
-        names_in: the names in the content of a scores.json of this command.
+        keys: what the run scores, such as "ours on mail".
+        keys_in: the keys of the scores in the content of a scores.json of this command.
     """
     path = Path(folder) / SCORES
     if not path.exists():
         return
     try:
-        found = list(names_in(json.loads(path.read_text(encoding="utf-8"))))
+        found = dict.fromkeys(keys_in(json.loads(path.read_text(encoding="utf-8"))))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{path} was not written by this command. Pass another --output-dir.") from None
-    if lost := [name for name in found if name not in set(names)]:
+    if lost := found.keys() - set(keys):
         raise UserError(
-            f"{path} holds scores of {', '.join(map(repr, lost))}, which this run would replace. Pass another --output-dir, or "
+            f"{path} holds scores of {', '.join(map(repr, sorted(lost)))}, which this run would replace. Pass another --output-dir, or "
             "score them together."
         )
 

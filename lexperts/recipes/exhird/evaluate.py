@@ -60,11 +60,19 @@ def format_scores(name: str, scores: dict) -> str:
     return f"{name}: {'   '.join(parts)}   repeats {100 * scores['repeats']:.1f}%"
 
 
+def score_keys(content: dict[str, dict]) -> list[str]:
+    """Each test set of scores.json, with the model if the folder is not the model's own."""
+    return [f"{name} by {scores['model']}" if "model" in scores else name for name, scores in content.items()]
+
+
 def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     """Generates and scores all test sets, and writes the files. Returns the scores of each set."""
     files = parse_test_files(args.test_files)
     output = Path(args.output_dir or args.model)
-    check_scores(output, files, lambda content: content)
+    owner = (
+        {"model": str(Path(args.model).resolve())} if args.output_dir else {}
+    )  # the model's own folder may be renamed
+    check_scores(output, score_keys(dict.fromkeys(files, owner)), score_keys)
     with describe_load_errors("--model", args.model):
         causal = open_config(args.model).model_type == ExhirdCausalConfig.model_type
     auto_class = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
@@ -82,7 +90,7 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
         documents = [{"title": row.get("title"), "text": row["text"]} for row in rows]
         predictions = list(tqdm(generator.stream(documents), total=len(rows), unit="document", desc=name))
         sources = [[word for word, _ in split_document(row["text"], row.get("title"))] for row in rows]
-        results[name] = score(predictions, gold, sources)
+        results[name] = owner | score(predictions, gold, sources)
         generated = [[" ".join(words) for words in phrases] for phrases in predictions]
         lines = (
             {"title": row.get("title"), "keyphrases": row["keyphrases"], "generated": phrases}

@@ -241,9 +241,14 @@ def rows_of(rows: list[dict], name: str, runs: list[list[str]], row_scores: Scor
         yield row | {"generated": generated if len(generated) > 1 else generated[0], "scores": values}
 
 
+def file_keys(files_by_system: dict[str, list[str]]) -> list[str]:
+    """Each system with each of its files."""
+    return [f"{name}={path}" for name, paths in files_by_system.items() for path in paths]
+
+
 def evaluate(args: EvaluationArguments) -> dict:
     """Reads and scores files, writes and prints the results -> the content of scores.json."""
-    check_scores(args.output_dir, args.files_by_system, lambda content: content["systems"])
+    check_scores(args.output_dir, file_keys(args.files_by_system), lambda content: file_keys(content["files"]))
     rows, generated = read_generated(args.files_by_system)
     more, dropped = load_definition_rows(args.references) if args.references else ([], 0)
     if dropped:

@@ -57,15 +57,22 @@ def find_runs(systems: list[str], baseline: str | None) -> dict[str, list[str]]:
     return runs
 
 
+def written_summaries(place: str, only: str) -> dict[str, Path] | None:
+    """The files of a folder of summaries, by data set; `None` for a model. Raises a `ValueError` for a folder without either."""
+    if not os.path.isdir(place) or os.path.exists(os.path.join(place, "config.json")):
+        return None
+    files = {path.stem: path for path in sorted(Path(place).glob(f"{only}.jsonl"))}
+    if not files:
+        raise ValueError(f"{place} contains neither a model (config.json) nor summaries ({only}.jsonl).")
+    return files
+
+
 def summary_files(
     place: str, folder: Path, test: dict, args: EvaluationArguments, generation_args: GenerationArguments
 ) -> dict[str, Path]:
     """The file of summaries of each data set; a model writes missing ones. Raises a `ValueError` for unknown data sets."""
-    if os.path.isdir(place) and not os.path.exists(os.path.join(place, "config.json")):
-        files = {path.stem: path for path in sorted(Path(place).glob(f"{args.only}.jsonl"))}
-        if not files:
-            raise ValueError(f"{place} contains neither a model (config.json) nor summaries ({args.only}.jsonl).")
-        return files
+    if (found := written_summaries(place, args.only)) is not None:
+        return found
     if not test:
         raise ValueError(f"{place} is a model. Pass --datasets with the documents to summarise.")
     with describe_load_errors("The model", place):
@@ -102,12 +109,16 @@ def score_file(path: Path, args: EvaluationArguments) -> dict[str, np.ndarray]:
 def score_all(args: EvaluationArguments, generation_args: GenerationArguments) -> Scores:
     """The scores of all runs."""
     places_by_system, test = find_runs(args.systems, args.baseline), {}
-    check_scores(args.output_dir, places_by_system, lambda content: {row["system"] for row in content["scores"]})
     if args.datasets:
         columns = {"document_column": args.document_column, "summary_column": args.summary_column}
         data_args = DataArguments(datasets=args.datasets, **columns)
         test = require_split(load_sources(data_args), args.split, data_args)
         test = {name: rows for name, rows in test.items() if fnmatch(name, args.only)}
+    all_places = [(system, place) for system, places in places_by_system.items() for place in places]
+    keys = [
+        f"{system} on {name}" for system, place in all_places for name in written_summaries(place, args.only) or test
+    ]
+    check_scores(args.output_dir, keys, scored_in)
     scores: Scores = {}
     for system, places in places_by_system.items():
         runs: dict[str, list[dict]] = {}
@@ -120,6 +131,11 @@ def score_all(args: EvaluationArguments, generation_args: GenerationArguments) -
             for name, of_set in runs.items()
         }
     return scores
+
+
+def scored_in(content: dict) -> list[str]:
+    """Each system with each of its data sets, of the content of scores.json."""
+    return [f"{row['system']} on {row['data set']}" for row in content["scores"] if row["data set"] != ALL]
 
 
 def score_table(scores: Scores) -> pd.DataFrame:
