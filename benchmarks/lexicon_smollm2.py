@@ -14,7 +14,6 @@ from the dense model are bootstrapped over rows. `all` are the three dictionarie
 """
 
 import json
-import shutil
 from pathlib import Path
 
 from common import evaluated, make_parser, run_lexperts, write
@@ -62,19 +61,14 @@ def prompted(options, name: str) -> dict[str, Path]:
     }
 
 
-def packaged(options, name: str) -> tuple[Path, float]:
-    """Definitions by the packaged model -> the file, and definitions a second, its start included."""
-    rows, folder = rows_of(options, name)["test"], options.work / name / "default"
-    output, speed = folder / "definitions.jsonl", folder / "per_second.json"
-    if not speed.exists():
-        shutil.rmtree(folder, ignore_errors=True)  # a resumed run would be timed for its last part only
-        folder.mkdir(parents=True)
-        given = {"model_name_or_path": DEFAULT, "test_files": rows, "output": output, "batch_size": 64}
-        log = folder.with_suffix(".log")
-        seconds = run_lexperts("define", "generate", log=log, threads=options.threads, max_new_tokens=32, **given)
-        per_second = len(output.read_text(encoding="utf-8").splitlines()) / seconds
-        speed.write_text(json.dumps(per_second), encoding="utf-8")
-    return output, json.loads(speed.read_text(encoding="utf-8"))
+def packaged(options, name: str) -> Path:
+    """Definitions by the packaged model -> the file. `lexicon_gguf.py` measures its speed."""
+    rows, output = rows_of(options, name)["test"], options.work / name / "default.jsonl"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    given = {"model_name_or_path": DEFAULT, "test_files": rows, "output": output, "batch_size": 64}
+    log = options.work / name / "default.log"
+    run_lexperts("define", "generate", log=log, threads=options.threads, max_new_tokens=32, **given)
+    return output
 
 
 def measure(options, name: str) -> dict:
@@ -82,10 +76,8 @@ def measure(options, name: str) -> dict:
     systems = {system: [recipe(options, name, system, seed) for seed in options.seeds] for system in options.systems}
     if options.prompted:
         systems |= {system: [path] for system, path in prompted(options, name).items()}
-    speed = {}
     if options.packaged:
-        path, per_second = packaged(options, name)
-        systems[DEFAULT], speed = [path], {DEFAULT: round(per_second, 1)}
+        systems[DEFAULT] = [packaged(options, name)]
     files = [f"{system}={path}" for system, paths in systems.items() for path in paths]
     output = options.work / name / "scores"
     given = {"files": files, "metrics": ["bleu", "rouge"]} | ({"baseline": DENSE} if DENSE in systems else {})
@@ -94,7 +86,6 @@ def measure(options, name: str) -> dict:
         print(name, system, {m: round(value["mean"], 2) for m, value in own["context"].items()}, flush=True)
     return {
         "dictionary": name,
-        "per_second": speed,
         **{key: scores[key] for key in ("rows", "systems", "tests", "metrics")},
     }
 
