@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from by_document import f1_of_means
 from common import Record, make_parser, run_lexperts, run_once
 from exhird_quality import SHARED
@@ -182,6 +183,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)  # here, too, and as the results will say
     settings = {"shared": SHARED, "sets": SETS, "modes": options.modes, "rows": options.rows, "gpu": options.gpu}
     settings["data"] = {name: data_file(options.data, name, "test") for name in SETS}
     record = Record(options.name, overwrite=options.overwrite, **settings)

@@ -16,6 +16,7 @@ from the dense model are bootstrapped over rows. `all` are the three dictionarie
 import json
 from pathlib import Path
 
+import torch
 from common import evaluated, make_parser, run_lexperts, write
 
 DICTIONARIES = ("wordnet", "oxford", "urban")
@@ -102,6 +103,7 @@ def main():
     parser.add_argument("--threads", type=int, help="threads of each process; by default torch's choice")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads or torch.get_num_threads())  # here, too, and as the results will say
     rows = [measure(options, name) for name in options.dictionaries]
     settings = {"dictionaries": options.dictionaries, "seeds": options.seeds, "systems": options.systems}
     write(options.name, rows, **settings, shots=options.shots if options.prompted else [])

@@ -19,6 +19,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import torch
 from common import evaluated, make_parser, run_once, write
 
 from run_tools.packaged import find_packaged
@@ -101,7 +102,6 @@ def summarize(options, models: dict[str, Path], sets: dict[str, Path], folder: P
 
 def prompt(options, sets: dict[str, Path], folder: Path) -> None:
     """The summaries of SmolLM2-135M-Instruct, asked in a conversation; at most the first 1,500 tokens of a text."""
-    import torch
     from tqdm import tqdm
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -234,6 +234,7 @@ def main():
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)  # here, too, and as the results will say
     options.in_domain = list(IN_DOMAIN | (OTHERS if options.all_sets else {}))
     sets = folders(options)
     with ThreadPoolExecutor(options.jobs) as pool:

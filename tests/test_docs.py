@@ -282,7 +282,7 @@ def test_keyphrases_are_extracted_by_the_lines_of_the_pages(checkpoints, monkeyp
     one, several, *of_each, titled, words = map(ast.literal_eval, capsys.readouterr().out.splitlines())
     assert one and [phrases[0] for phrases in several[:1]] == one[:1] and len(several) == len(of_each) == 2
     assert all(phrase["field"] in ("title", "text") for phrase in titled) and titled and words
-    assert run(block_of("README.md", "# a paragraph about tidal power"))["keyphrase"]["mentions"]
+    assert run(block_of("README.md", "# on tidal power"))["phrase"]["mentions"]
 
 
 def test_the_output_of_the_page_has_the_offsets_of_the_text():

@@ -36,7 +36,8 @@ def provenance(record: dict) -> str:
         hardware = f"on one {machine['accelerator']}"
     else:
         processors = sorted({row.get("processor", machine["processor"]) for row in rows}) or [machine["processor"]]
-        hardware = f"{machine['threads']} threads of {' and '.join(processors)}"
+        threads = machine["threads"]
+        hardware = f"{threads} {'thread' if threads == 1 else 'threads'} of {' and '.join(processors)}"
         on_gpu = [row for row in rows if row.get("device") == "cuda"]
         if on_gpu:
             hardware += f", {len(on_gpu)} of {len([row for row in rows if 'device' in row])} runs on one {record['settings']['gpu']}"

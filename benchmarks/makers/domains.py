@@ -161,7 +161,9 @@ def diversity() -> str:
 
 def first_screen() -> str:
     """The output of the README's first example."""
-    return "```\n" + "\n".join(map(str, load("default_model")["results"]["first_screen"])) + "\n```"
+    rows = load("default_model")["results"]["first_screen"]
+    lines = ("{keyphrase} {score} {start} {end}".format(**row) for row in rows)
+    return "\n".join(["```", *lines, "```"])
 
 
 def comparison() -> str:
