@@ -180,7 +180,8 @@ def build_recipe(source: dict, changes: dict, problems: dict[str, str]) -> Recip
     given, count = options.get("experts"), len(problems)
     experts: list[ExpertRecipe] = []
     if isinstance(given, list) and given:
-        experts = [read_expert(expert, problems) for expert in [*given, *base_expert(options, problems)]]
+        all_given = [*given, *base_expert(options, problems)]
+        experts = [read_expert(expert, number, problems) for number, expert in enumerate(all_given, 1)]
     elif readable:
         raise MergeError("The recipe has no experts. Add a list: experts: [{source_model: PATH}, ...].")
     if not readable or len(problems) > count:
@@ -195,10 +196,9 @@ def find_key_errors(recipe: dict) -> Iterator[str]:
     """The keys of a recipe and its experts that are unknown, or that only mergekit-moe has, one message each."""
     mappings: list[tuple[type, str, dict]] = [(Recipe, "the recipe", recipe)]
     experts = recipe.get("experts")
-    for expert in experts if isinstance(experts, list | tuple) else []:
+    for number, expert in enumerate(experts if isinstance(experts, list | tuple) else [], 1):
         if isinstance(expert, dict):
-            name = short_repr(expert.get("name") or expert.get("source_model"))
-            mappings.append((ExpertRecipe, f"the expert {name}", expert))
+            mappings.append((ExpertRecipe, called(expert, number), expert))
     if isinstance(recipe.get("include_base"), dict):
         mappings.append((ExpertRecipe, "include_base", recipe["include_base"]))
     for kind, where, options in mappings:
@@ -281,19 +281,26 @@ def find_problem(name: str, value, where: str) -> str | None:
     return None
 
 
-def read_expert(options, problems: dict[str, str]) -> ExpertRecipe:
+def called(expert: dict, number: int) -> str:
+    """What a message calls an expert: its name, or its number in the recipe."""
+    name = expert.get("name") or expert.get("source_model")
+    return f"the expert {short_repr(name)}" if name else f"expert number {number}"
+
+
+def read_expert(options, number: int, problems: dict[str, str]) -> ExpertRecipe:
     """An expert from a path, a Hub id or a mapping. Adds what is wrong with it to `problems`, see `build_recipe`."""
     if isinstance(options, str | Path):
         options = {"source_model": str(options)}
     if not isinstance(options, dict):
-        problem = f"An expert must be a path or a mapping with source_model, got {short_repr(options)}."
+        problem = f"Expert number {number} must be a path or a mapping with source_model, got {short_repr(options)}."
         problems[problem] = "experts"
         return ExpertRecipe("")
-    name = short_repr(options.get("name") or options.get("source_model"))
+    name = called(options, number)
     if options.get("source_model") is None:
-        problems["An expert has no source_model. Give the folder or the Hub id of its checkpoint."] = "experts"
+        problem = f"{name[0].upper()}{name[1:]} has no source_model. Give the folder or the Hub id of its checkpoint."
+        problems[problem] = "experts"
     known = {field.name for field in fields(ExpertRecipe)}
-    options = validate_keys({k: v for k, v in options.items() if k in known}, f"the expert {name}", problems)
+    options = validate_keys({k: v for k, v in options.items() if k in known}, name, problems)
     return ExpertRecipe(**{"source_model": "", **options})
 
 

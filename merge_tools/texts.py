@@ -11,7 +11,7 @@ from .errors import MergeError
 
 
 def read_texts(path: Path, text_of_row: Callable[[dict[str, Any]], Any], needed: str) -> list[str]:
-    """The texts of a file in their order, without blank lines.
+    """The texts of a file in their order; blank lines of a file are left out.
 
     Lines end at line feeds only, because texts can contain other Unicode line separators.
 
@@ -20,7 +20,7 @@ def read_texts(path: Path, text_of_row: Callable[[dict[str, Any]], Any], needed:
         needed: the fields of a row, for messages.
 
     Raises:
-        MergeError: if the file is not UTF-8, or has rows without text.
+        MergeError: if the file is not UTF-8, or has rows without text or with an empty one.
     """
     texts: list[str] = []
     if path.suffix == ".jsonl":
@@ -31,6 +31,8 @@ def read_texts(path: Path, text_of_row: Callable[[dict[str, Any]], Any], needed:
                 raise MergeError(f"{where} needs {needed}.") from error
             if not isinstance(text, str):
                 raise MergeError(f"{where}: {short_repr(text)} is not a text. Put it in quotes.")
+            if not text.strip():
+                raise MergeError(f"{where} needs {needed}: its text is empty. Remove the row.")
             texts.append(text)
     else:
         try:

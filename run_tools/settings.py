@@ -61,7 +61,8 @@ def show_setting(value) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(show_setting, value))}]"
     if isinstance(value, dict) and "name" in value:
-        identity = value.get("sha256") or value.get("commit")
+        identity = (value.get("sha256") or value.get("commit") or "")[:8]
+        identity = ", ".join(filter(None, (value.get("state"), identity)))  # what a reader can compare, first
         name = f"{value['as']}={value['name']}" if "as" in value else str(value["name"])
-        return name + (f" ({identity[:8]})" if identity else "")
+        return name + (f" ({identity})" if identity else "")
     return short_repr(value)

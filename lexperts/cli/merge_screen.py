@@ -303,7 +303,23 @@ def render_evaluation(result: dict[str, Any]) -> Group:
     parts: list[Any] = [table]
     if result["kept"] is not None:
         parts.append(Text(f"The mixture keeps {result['kept']:.1%} of its experts' gain, the mean over their domains."))
-    return Group(*parts)
+    return Group(*parts, *map(Text, unmeasured(result)))
+
+
+def unmeasured(result: dict[str, Any]) -> list[str]:
+    """Why some domains have no gain that could be kept."""
+    domains, notes = result["domains"], []
+    if strangers := [name for name, row in domains.items() if row["expert"] is None]:
+        notes.append(
+            f"No expert is called {', '.join(map(repr, strangers))}: such a domain shows only what the mixture loses elsewhere. "
+            f"The experts are {', '.join(result['experts'])}."
+        )
+    notes += [
+        f"The expert {name!r} is no better than the base on these texts, so there is no gain to keep. Are they of its domain?"
+        for name, row in domains.items()
+        if row["expert"] is not None and row["kept"] is None
+    ]
+    return notes
 
 
 def render_routings(routings: Sequence[Routing]) -> Group:

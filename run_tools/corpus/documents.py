@@ -6,6 +6,7 @@ import stat
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -117,7 +118,7 @@ class Corpus:
 
     def describe(self) -> dict:
         """The settings and the files' names, sizes and versions (modification times, ETags), without the documents."""
-        files = []
+        files, changed = [], 0.0
         self._fs.invalidate_cache()
         for path in self._paths:
             try:
@@ -125,10 +126,14 @@ class Corpus:
             except OSError:  # it cannot be read either
                 info = {}
             name = self._name(path) if len(self._paths) > 1 else ""
+            changed = max(changed, info["mtime"] if isinstance(info.get("mtime"), float) else 0.0)
             files.append((name, info.get("size"), str(next((info[k] for k in VERSION_KEYS if info.get(k)), ""))))
         options = ("text_column", "title_column", "id_column", "keep", "delimiter", "encoding")
         columns = {name: getattr(self, name) for name in options}
-        return {"source": {"name": self.source, "sha256": digest(files)}, **columns}
+        number = f"{len(files)} {'file' if len(files) == 1 else 'files'}"
+        state = f"{number}, {sum(size or 0 for _, size, _ in files):,} bytes"
+        state += f", changed {datetime.fromtimestamp(changed):%Y-%m-%d %H:%M:%S}" if changed else ""
+        return {"source": {"name": self.source, "sha256": digest(files), "state": state}, **columns}
 
     def read(self) -> Iterator[Row]:
         """All documents, in order."""

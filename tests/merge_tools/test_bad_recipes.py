@@ -67,7 +67,11 @@ RECIPES = {
     "experts as a mapping": ({"experts": {"source_model": "a"}}, "The recipe has no experts"),
     "an empty list of experts": ({"experts": []}, "The recipe has no experts"),
     "an expert of nothing": ({"experts": [None, None]}, "source_model, got None"),
-    "an expert without a source": ({"experts": [{"name": "a"}, "b"]}, "An expert has no source_model"),
+    "a misspelt source": (
+        {"experts": ["a", {"source_modell": "b"}]},
+        "'source_modell' in expert number 2.* Did you mean 'source_model'",
+    ),
+    "an expert without a source": ({"experts": [{"name": "a"}, "b"]}, "The expert 'a' has no source_model"),
     "an expert with an unknown key": (
         {"experts": [{"source_model": "a", "positive_prompt": ["x"]}, "b"]},
         "'positive_prompt' in the expert 'a'. Did you mean 'positive_prompts'",

@@ -308,6 +308,8 @@ def test_a_mixture_with_gates_from_samples_and_thin_experts(folder):
     assert "against base" in shown and "wrote kept.png" in shown and (folder / "kept.png").is_file()
     few = run_json("evaluate", "thin", *domains, "--max-texts", 3)["domains"]
     assert {name: row["texts"] for name, row in few.items()} == {"birds": 3, "ships": 3}
+    shown = " ".join(run("evaluate", "thin", "--domain", "sea=ships.txt", "--max-texts", 3)[0].split())
+    assert "No expert is called 'sea'" in shown and "The experts are birds, ships." in shown
 
 
 def test_route(mixture, folder):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from lexperts.cli import merge_screen
 from merge_tools import MergeError, compose, evaluate
 from merge_tools.card import EVALUATION, with_evaluation
 from merge_tools.evaluation import DomainLosses, plot_losses, windows_of_domains
@@ -95,11 +96,18 @@ def test_an_expert_that_is_no_better_than_the_base_has_no_gain_to_keep():
     base = np.array([10.0, 12.0])
     report = DomainLosses(np.array([5, 5]), "law", base, base * 1.1, {"law": base * 1.2}).report()
     assert report["kept"] is None and report["change"]["value"] == pytest.approx(0.1)
+    (note,) = merge_screen.unmeasured({"experts": ["law"], "domains": {"law": report}})
+    assert "'law' is no better than the base" in note
 
 
 @pytest.mark.parametrize(
     "content, message",
-    [("", "has no texts"), ('{"text": "a"}\n{"text": 3}\n', "line 2.*not a text"), (None, "does not exist")],
+    [
+        ("", "has no texts"),
+        ('{"text": "a"}\n{"text": " "}\n', "line 2 needs text.*empty"),
+        ('{"text": "a"}\n{"text": 3}\n', "line 2.*not a text"),
+        (None, "does not exist"),
+    ],
 )
 def test_files_that_cannot_be_used(content, message, mixture, domains, tmp_path):
     domains["birds"] = tmp_path / "new.jsonl"

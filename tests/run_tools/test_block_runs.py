@@ -312,7 +312,7 @@ def test_what_differs_from_an_unfinished_run_is_named(unfinished, tmp_path, chan
         difference = "tokenizer="
     elif change == "source":
         write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in ["a graph", *TEXTS[1:]]])
-        difference = f"source={tmp_path / 'texts.jsonl'} ("
+        difference = f"source={tmp_path / 'texts.jsonl'} (1 file, "
     elif change == "block_size":
         options, difference = {"block_size": 3}, "block_size=2 before, 3 now"
     elif change == "version":
