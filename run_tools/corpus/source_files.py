@@ -43,14 +43,14 @@ def find_files(source: str, output: str | os.PathLike | None = None) -> tuple:
         raise ValueError(f"{source} is not a regular file. Write its content to a file, and pass that.")
     else:
         raise FileNotFoundError(
-            f"{source} does not exist. Pass a file, a folder or a pattern of .txt, .jsonl, .csv or .parquet files."
+            f"{source} does not exist. Pass a file, a folder or a pattern of .txt, .jsonl, .csv, .tsv or .parquet files."
         )
     if output is not None and "file" in fs.protocol:
         own = PurePosixPath(os.path.abspath(output))
         blocks = own.with_name(f"{own.name}.parts")
         paths = [p for p in paths if not {own, blocks} & {PurePosixPath(p), *PurePosixPath(p).parents}]
     if not paths:
-        raise FileNotFoundError(f"There are no .txt, .jsonl, .csv or .parquet files in {source}.")
+        raise FileNotFoundError(f"There are no .txt, .jsonl, .csv, .tsv or .parquet files in {source}.")
     return fs, sorted(paths), str(root)
 
 

@@ -154,11 +154,26 @@ def test_weights_that_were_changed_are_not_used(package, backbone):
         file.seek(-1, os.SEEK_END)
         file.write(b"\x01")
     os.utime(backbone / "model.safetensors", (1, 1))
-    with pytest.raises(UserError, match=rf"backbone.safetensors is not the model .* Delete the folder {folder}"):
+    advice = rf"backbone.safetensors is damaged, or not .* Delete the folders {folder} and {backbone}, which are"
+    with pytest.raises(UserError, match=advice):  # a hard link: both are damaged
         packaged.find_packaged("trial")
     joined.shutil.rmtree(folder)
-    with pytest.raises(UserError, match=rf"model.safetensors is not the model .* Delete the folder {backbone}"):
+    with pytest.raises(UserError, match=rf"model.safetensors is damaged, or not .* Delete the folder {backbone}, which is"):
         packaged.find_packaged("trial")
+
+
+def test_a_damaged_copy_is_named_alone(package, backbone, monkeypatch):
+    def no_links(*paths):
+        raise OSError
+
+    monkeypatch.setattr(joined.os, "link", no_links)
+    folder = Path(packaged.find_packaged("trial"))
+    (folder / "backbone.safetensors").write_bytes((backbone / "model.safetensors").read_bytes()[:-1] + b"\x01")
+    os.utime(folder / "backbone.safetensors", (1, 1))
+    with pytest.raises(UserError, match=rf"Delete the folder {folder}, which is written again"):
+        packaged.find_packaged("trial")
+    joined.shutil.rmtree(folder)
+    assert Path(packaged.find_packaged("trial")) == folder
 
 
 @pytest.mark.parametrize("name", [joined.INDEX, joined.BACKBONE, joined.TRAINED, "config.json"])
