@@ -59,7 +59,11 @@ def main(argv: list[str] | None = None) -> None:
         return Trainer(
             model=model,
             args=TrainingArguments(
-                str(output / "trainer"), max_steps=args.steps, learning_rate=3e-3, save_strategy="no", report_to="none",
+                str(output / "trainer"),
+                max_steps=args.steps,
+                learning_rate=3e-3,
+                save_strategy="no",
+                report_to="none",
                 disable_tqdm=True,
             ),  # fmt: skip
             train_dataset=Dataset.from_dict(dict(tokenizer(texts, truncation=True))),

@@ -63,6 +63,8 @@ def check_values(command, ctx, values: dict) -> None:
         given = values.get(param.name)
         for value in given if isinstance(given, (list, tuple)) else [given]:
             if isinstance(value, (str, int, float)) and value != param.default and (problem := find_problem(value)):
+                if param.required and value == "":
+                    problem = "is empty. Give a value."
                 raise typer.BadParameter(f"{short_repr(value)} {problem}", ctx=ctx, param=param)
 
 

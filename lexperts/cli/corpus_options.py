@@ -14,7 +14,9 @@ from run_tools.packaged import is_name
 
 from .common import REPEAT, RESUME, Debug, Device, print_error, user_errors
 
-SOURCE_HELP = "Folder, file or pattern of .txt, .jsonl, .json, .csv, .tsv or .parquet files, also s3://, gs:// or hf://."
+SOURCE_HELP = (
+    "Folder, file or pattern of .txt, .jsonl, .json, .csv, .tsv or .parquet files, also s3://, gs:// or hf://."
+)
 Source = Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl, .parquet, .csv or .tsv file to write.")]
 TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]

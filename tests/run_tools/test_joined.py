@@ -158,7 +158,9 @@ def test_weights_that_were_changed_are_not_used(package, backbone):
     with pytest.raises(UserError, match=advice):  # a hard link: both are damaged
         packaged.find_packaged("trial")
     joined.shutil.rmtree(folder)
-    with pytest.raises(UserError, match=rf"model.safetensors is damaged, or not .* Delete the folder {backbone}, which is"):
+    with pytest.raises(
+        UserError, match=rf"model.safetensors is damaged, or not .* Delete the folder {backbone}, which is"
+    ):
         packaged.find_packaged("trial")
 
 

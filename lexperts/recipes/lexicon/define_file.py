@@ -76,7 +76,9 @@ class DefinitionProcess:
 def check_row(row: dict) -> tuple[dict | None, str | None]:
     """A row with a term and a context, or why it has no definition."""
     for name in ("term", "context"):
-        value = row.get(name)
+        if name not in row:
+            return None, f"it has no {name!r}, only {', '.join(map(repr, row))}"
+        value = row[name]
         if not isinstance(value, str) or not value.strip():
             return None, f"its {name} is {value!r:.60}, not a text"
     return row, None

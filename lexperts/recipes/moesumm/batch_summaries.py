@@ -54,9 +54,11 @@ class SummaryProcess:
         """`summary_text`, or `error`, of each row."""
 
         def check(row: dict) -> tuple[tuple | None, str | None]:
-            text = row.get(self.text_column)
+            if self.text_column not in row:
+                return None, f"it has no {self.text_column!r}, only {', '.join(map(repr, row))}"
+            text = row[self.text_column]
             if not isinstance(text, str) or not text.strip():
-                return None, f"{self.text_column!r} has no text"
+                return None, f"its {self.text_column} is {text!r:.60}, not a text"
             return (text, row.get(self.dataset_column) if self.dataset_column else self.dataset), None
 
         def summarize(items: list[tuple]) -> list[str]:
