@@ -315,7 +315,7 @@ def unmeasured(result: dict[str, Any]) -> list[str]:
             f"The experts are {', '.join(result['experts'])}."
         )
     notes += [
-        f"The expert {name!r} is no better than the base on these texts, so there is no gain to keep. Are they of its domain?"
+        f"The expert {name!r} is not better than the base on these texts, so it has gained nothing that could be kept. Are they of its domain?"
         for name, row in domains.items()
         if row["expert"] is not None and row["kept"] is None
     ]

@@ -97,7 +97,7 @@ def test_an_expert_that_is_no_better_than_the_base_has_no_gain_to_keep():
     report = DomainLosses(np.array([5, 5]), "law", base, base * 1.1, {"law": base * 1.2}).report()
     assert report["kept"] is None and report["change"]["value"] == pytest.approx(0.1)
     (note,) = merge_screen.unmeasured({"experts": ["law"], "domains": {"law": report}})
-    assert "'law' is no better than the base" in note
+    assert "'law' is not better than the base" in note
 
 
 @pytest.mark.parametrize(
