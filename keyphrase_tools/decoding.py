@@ -12,6 +12,7 @@ from .words import APOSTROPHES, JOINERS, is_term
 
 O, B, I = range(3)
 SEKE_PUNCTUATION = frozenset("!#$%&'()*+,.:;<=>?@[\\]^_`{|}~")
+LONGEST = 100  # characters of a word
 
 
 def word_tags(probabilities: np.ndarray, threshold: float | None = None) -> np.ndarray:
@@ -58,13 +59,13 @@ def tag_spans(tags: Sequence[int], units: Sequence[int] | np.ndarray | None = No
 
 def is_phrase(words: Sequence[str]) -> bool:
     """Whether words can form a keyphrase: no punctuation or symbols except in terms such as "C++", apostrophes inside words and
-    points between digits."""
+    points between digits, and no word of over LONGEST characters, such as an encoded picture."""
     return bool(words) and not any(_is_mark(word) for word in words)
 
 
 def _is_mark(word: str) -> bool:
     inner = word.strip(APOSTROPHES + JOINERS)
-    if inner != word or not inner:
+    if inner != word or not inner or len(word) > LONGEST:
         return True
     if word.isalnum() or is_term(word):
         return False

@@ -48,6 +48,7 @@ def test_spans_are_the_same_for_lists_and_arrays():
         [".NET", "R&D"],
         ["Node.js"],
         ["U.S.", "Ca2+"],
+        ["methionyl" * 11],
     ],
 )
 def test_these_are_phrases(words):
@@ -75,6 +76,7 @@ def test_these_are_phrases(words):
         ["snake_case"],
         ["-"],
         ["x-"],
+        ["graph", "aGVs" * 26],
     ],
 )
 def test_these_are_none(words):
