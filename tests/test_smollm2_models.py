@@ -141,6 +141,12 @@ def test_the_answers_that_pages_print_are_those_of_the_models(define, summarize,
     (answer,) = re.findall(r'^summarize\(abstract, dataset="papers"\).*\n# (.*)$', pages["summarization"], re.M)
     (abstract, *_) = read_lines(ROOT / "examples/smollm2/abstracts.jsonl")
     assert summarize(abstract["document"], dataset="papers")[0]["summary_text"] == answer
+    visit, answer = re.search(
+        r'^visit = (\(.*?^\))\nsummarize\(visit, dataset="clinic"\)[^\n]*  # ([^\n]*)$',
+        pages["summarization"],
+        re.M | re.S,
+    ).groups()
+    assert summarize(ast.literal_eval(visit), dataset="clinic")[0]["summary_text"] == answer
     question, answer = re.search(
         r"^question = (\{.*\})\n.*generate\(question\)\]  # (.*)$", pages["exhird"], re.M
     ).groups()
