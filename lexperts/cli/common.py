@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 import run_tools
 from run_tools.errors import DEBUG, REPEAT, RESUME, escape, print_error, short_repr, user_errors
 from run_tools.option_values import LARGEST_SEED, find_problem
+from run_tools.processes import limit_spinning
 
 from .. import __version__
 
@@ -107,6 +108,7 @@ def show_warning(message, category, filename, lineno, file=None, line=None) -> N
 def run_app(app: typer.Typer) -> None:
     """Runs the command of this process. If Ctrl-C is pressed again while Python ends, it ends at once, without a traceback."""
     warnings.showwarning = show_warning
+    limit_spinning()
     try:
         app()
     finally:

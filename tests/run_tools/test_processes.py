@@ -9,7 +9,7 @@ import torch
 
 from run_tools.corpus.documents import Block, Row
 from run_tools.corpus.engines import LocalEngine
-from run_tools.processes import PRIMITIVES, prepare_process
+from run_tools.processes import PRIMITIVES, SPINS, limit_spinning, prepare_process
 
 CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 
@@ -35,6 +35,20 @@ def test_threads_are_set_and_a_limit_of_the_user_stays(monkeypatch, threads):
     assert torch.get_num_threads() == 1
     prepare_process(2)
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [({}, SPINS), ({"GOMP_SPINCOUNT": "5"}, "5"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+)
+def test_threads_spin_for_a_short_time_unless_the_user_has_chosen(given, expected, monkeypatch):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.setenv(name, "")  # so that the end of the test restores it
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    limit_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no malloc_trim")
