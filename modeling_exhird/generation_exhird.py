@@ -6,7 +6,7 @@ Letters: B documents, I phrases, V words of the vocabulary, O out-of-vocabulary 
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -264,19 +264,27 @@ class KeyphraseGenerator:
         # a model that was trained too little may write a word in place of a phrase's start: one too many
         self.max_words = self.generate_kwargs.get("max_words_per_phrase") or self.model.config.max_words_per_phrase
 
-    def stream(self, documents: Iterable) -> Iterator[list]:
-        """Documents -> their keyphrases, in order; reads `SORT_WINDOW` batches at a time."""
+    def stream(self, documents: Iterable, progress: Callable[[int], object] = lambda documents: None) -> Iterator[list]:
+        """Documents -> their keyphrases, in order; reads `SORT_WINDOW` batches at a time, and tells `progress` the size of each batch
+        that is done.
+        """
         documents, start = iter(documents), 0
         while chunk := list(islice(documents, SORT_WINDOW * self.batch_size)):
-            yield from self([check_document(document, start + i) for i, document in enumerate(chunk)])
+            checked = [check_document(document, start + i) for i, document in enumerate(chunk)]
+            yield from self(checked, progress)
             start += len(chunk)
 
-    def __call__(self, documents: Sequence[tuple[str | None, str]]) -> list[list]:
+    def __call__(
+        self,
+        documents: Sequence[tuple[str | None, str]],
+        progress: Callable[[int], object] = lambda documents: None,
+    ) -> list[list]:
         """Titles and texts -> their keyphrases. The model is in eval mode meanwhile."""
         sources = self.encode(documents)
         results: list[list] = [[] for _ in documents]
         order = [i for i in range(len(sources)) if sources[i].input_ids]
         order.sort(key=lambda i: len(sources[i].input_ids), reverse=True)
+        progress(len(sources) - len(order))
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
@@ -288,6 +296,7 @@ class KeyphraseGenerator:
                         results[i] = [words for _, words, _ in self.decode_rows(ids, sources[i])]
                     else:
                         results[i] = self.postprocess(ids, log_probs, sources[i], documents[i])
+                progress(len(batch))
         finally:
             for module in training:
                 module.training = True

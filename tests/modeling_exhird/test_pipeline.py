@@ -113,6 +113,16 @@ def test_rows_become_phrases_each_once_with_its_own_place(model_for, tokenizer_f
     assert [p["keyphrase"] for p in best] == ["images by flow", "machine translation"]
 
 
+def test_each_batch_is_progress(model_for, tokenizer_for):
+    """Documents are sorted within sixteen batches: a bar that waited for their order would stand still for minutes."""
+    steps: list[int] = []
+    documents = [*PAIRS, "", *PAIRS]
+    generator = KeyphraseGenerator(model_for(), tokenizer_for("bigru"), batch_size=2)
+    found = list(generator.stream(documents, steps.append))
+    assert len(found) == sum(steps) == len(documents)
+    assert steps == [1, *[2] * (len(PAIRS))]  # first those without a word
+
+
 def test_raw_phrases_are_unfiltered(model_for, tokenizer_for):
     """With repeats, `<unk>` and punctuation, which evaluation conventions treat in their own ways."""
     tokenizer, documents = tokenizer_for("bigru"), [*PAIRS, ""]

@@ -88,7 +88,8 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
         gold = [clean_keyphrases(row["keyphrases"], max_words=None) for row in rows]
         check_gold([[" ".join(words) for words in phrases] for phrases in gold], str(path))
         documents = [{"title": row.get("title"), "text": row["text"]} for row in rows]
-        predictions = list(tqdm(generator.stream(documents), total=len(rows), unit="document", desc=name))
+        with tqdm(total=len(rows), unit="document", desc=name) as bar:
+            predictions = list(generator.stream(documents, bar.update))
         sources = [[word for word, _ in split_document(row["text"], row.get("title"))] for row in rows]
         results[name] = owner | score(predictions, gold, sources)
         generated = [[" ".join(words) for words in phrases] for phrases in predictions]
