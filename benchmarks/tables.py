@@ -66,6 +66,7 @@ MAKERS = {
     "table:moesumm_authors": moesumm.moesumm_authors,
     "table:moesumm_smollm2": moesumm.moesumm_smollm2,
     "table:moesumm_smollm2_systems": moesumm.moesumm_smollm2_systems,
+    "table:moesumm_smollm2_few": moesumm.moesumm_smollm2_few,
     "table:hypernet_quality": hypernet.hypernet_quality,
     "table:hypernet_speed": hypernet.hypernet_speed,
     "table:hypernet_crf": hypernet.hypernet_crf,

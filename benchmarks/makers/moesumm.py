@@ -113,11 +113,18 @@ def moesumm_smollm2_systems() -> str:
     return over_smollm2("moesumm_smollm2_systems")
 
 
-def over_smollm2(result_name: str) -> str:
-    """Systems over SmolLM2 in all settings: ROUGE of each data set, and the difference from a baseline."""
+def moesumm_smollm2_few() -> str:
+    """Few-shot with a hundred rows."""
+    return over_smollm2("moesumm_smollm2_few", "few-shot, 100 rows")
+
+
+def over_smollm2(result_name: str, part: str = "") -> str:
+    """Systems over SmolLM2 in all settings, or one: ROUGE of each data set, and the difference from a baseline."""
     record = load(result_name)
     lines = []
     for result in record["results"]:
+        if part not in result["setting"]:
+            continue
         sets = dict.fromkeys(row["data set"] for row in result["scores"])
         sets.pop("mean of all", None)
         scores = {(row["system"], row["data set"]): row for row in result["scores"]}
