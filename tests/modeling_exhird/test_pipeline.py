@@ -120,7 +120,7 @@ def test_each_batch_is_progress(model_for, tokenizer_for):
     generator = KeyphraseGenerator(model_for(), tokenizer_for("bigru"), batch_size=2)
     found = list(generator.stream(documents, steps.append))
     assert len(found) == sum(steps) == len(documents)
-    assert steps == [1, *[2] * (len(PAIRS))]  # first those without a word
+    assert steps == [1, *[2] * (len(PAIRS))]  # first those that have no words
 
 
 def test_raw_phrases_are_unfiltered(model_for, tokenizer_for):
