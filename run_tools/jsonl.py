@@ -47,12 +47,16 @@ def read_jsonl(
 
 def check_columns(row: Mapping, required: Sequence[str], where: str, example: str = EXAMPLE, hint: str = "") -> None:
     """Raises a `ValueError` that names the place if a row lacks a required column."""
+    if problem := missing_columns(row, required):
+        raise ValueError(f"{where}: {problem}. {hint or f'A valid line: {example}'}")
+
+
+def missing_columns(row: Mapping, required: Sequence[str]) -> str | None:
+    """Which required columns a row lacks, and which it has; `None` if it lacks none."""
     missing = [name for name in required if name not in row]
-    if missing:
-        raise ValueError(
-            f"{where}: there is no {', '.join(map(repr, missing))}; the columns are {', '.join(map(repr, row))}. "
-            f"{hint or f'A valid line: {example}'}"
-        )
+    if not missing:
+        return None
+    return f"there is no {', '.join(map(repr, missing))}; the columns are {', '.join(map(repr, row))}"
 
 
 def rows_of_file(path: str | Path, example: str = EXAMPLE) -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ from zlib import crc32
 
 from run_tools.corpus.failures import process_valid
 from run_tools.fingerprints import fingerprint
+from run_tools.jsonl import missing_columns
 from run_tools.processes import prepare_process
 
 TASK = "definition-modeling"
@@ -75,9 +76,9 @@ class DefinitionProcess:
 
 def check_row(row: dict) -> tuple[dict | None, str | None]:
     """A row with a term and a context, or why it has no definition."""
+    if problem := missing_columns(row, ("term", "context")):
+        return None, problem
     for name in ("term", "context"):
-        if name not in row:
-            return None, f"it has no {name!r}, only {', '.join(map(repr, row))}"
         value = row[name]
         if not isinstance(value, str) or not value.strip():
             return None, f"its {name} is {value!r:.60}, not a text"

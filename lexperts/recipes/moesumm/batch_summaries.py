@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from run_tools.corpus.failures import process_valid
 from run_tools.errors import UserError, did_you_mean
 from run_tools.fingerprints import fingerprint
+from run_tools.jsonl import missing_columns
 from run_tools.model_options import open_with_tokenizer, parse_device
 from run_tools.packaged import locate_model
 from run_tools.processes import prepare_process
@@ -54,8 +55,8 @@ class SummaryProcess:
         """`summary_text`, or `error`, of each row."""
 
         def check(row: dict) -> tuple[tuple | None, str | None]:
-            if self.text_column not in row:
-                return None, f"it has no {self.text_column!r}, only {', '.join(map(repr, row))}"
+            if problem := missing_columns(row, [self.text_column]):
+                return None, problem
             text = row[self.text_column]
             if not isinstance(text, str) or not text.strip():
                 return None, f"its {self.text_column} is {text!r:.60}, not a text"
