@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
                 save_strategy="no",
                 report_to="none",
                 disable_tqdm=True,
-            ),  # fmt: skip
+            ),
             train_dataset=Dataset.from_dict(dict(tokenizer(texts, truncation=True))),
             data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         )
