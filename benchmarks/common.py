@@ -109,6 +109,13 @@ def make_parser(doc: str, name: str | None = None, data: str = "", work: bool = 
     return parser
 
 
+def first_rows(source: Path, target: Path, count: int | None) -> Path:
+    """Writes the first rows of a file, without a count all of them -> the new file."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(source.read_text(encoding="utf-8").splitlines(keepends=True)[:count]), encoding="utf-8")
+    return target
+
+
 class Record:
     """results/NAME.json as rows that are added one at a time, so that an interrupted benchmark resumes where it stopped.
 

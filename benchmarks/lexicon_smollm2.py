@@ -3,6 +3,8 @@
     pip install ./models/smollm2
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged   # the default model alone: minutes
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                        # WordNet: hours on two cores
+    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --dictionaries oxford urban --systems main experts_1 \\
+        --rows 5000 --test_rows 1000 --name lexicon_smollm2_dictionaries                  # a part of other dictionaries
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --gpu \\
         --dictionaries wordnet oxford urban all --seeds 42 84 21 --prompted            # on a GPU
 
@@ -17,7 +19,7 @@ import json
 from pathlib import Path
 
 import torch
-from common import evaluated, make_parser, run_lexperts, write
+from common import evaluated, first_rows, make_parser, run_lexperts, write
 
 DICTIONARIES = ("wordnet", "oxford", "urban")
 DENSE, PROMPTED = "experts_1", "prompted"
@@ -27,9 +29,15 @@ SPLITS = ("train", "validation", "test")
 
 
 def rows_of(options, name: str) -> dict[str, list[Path]]:
-    """The files of each split."""
-    parts = DICTIONARIES if name == "all" else (name,)
-    return {split: [options.data / "definitions" / part / f"{split}.jsonl" for part in parts] for split in SPLITS}
+    """The files of each split: with the first rows, where fewer were asked for."""
+    counts, found = {"train": options.rows, "test": options.test_rows}, {}
+    for split in SPLITS:
+        parts = DICTIONARIES if name == "all" else (name,)
+        found[split] = [options.data / "definitions" / part / f"{split}.jsonl" for part in parts]
+        if count := counts.get(split):
+            names = (options.work / "data" / str(count) / f"{part}-{split}.jsonl" for part in parts)
+            found[split] = [first_rows(*both, count) for both in zip(found[split], names, strict=True)]
+    return found
 
 
 def recipe(options, name: str, system: str, seed: int) -> Path:
@@ -96,6 +104,8 @@ def main():
     parser = make_parser(__doc__, "lexicon_smollm2", "definitions/", work=True)
     parser.add_argument("--dictionaries", nargs="+", choices=(*DICTIONARIES, "all"), default=["wordnet"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--rows", type=int, help="training rows of each dictionary; by default all")
+    parser.add_argument("--test_rows", type=int, help="test rows of each dictionary; by default all")
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), help="named changes of the recipe")
     parser.add_argument("--packaged", action="store_true", help="also the default model, as installed")
     parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
@@ -105,7 +115,7 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(options.threads or torch.get_num_threads())  # here, too, and as the results will say
     rows = [measure(options, name) for name in options.dictionaries]
-    settings = {"dictionaries": options.dictionaries, "seeds": options.seeds, "systems": options.systems}
+    settings = {name: getattr(options, name) for name in ("dictionaries", "seeds", "systems", "rows", "test_rows")}
     write(options.name, rows, **settings, shots=options.shots if options.prompted else [])
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common import evaluated, make_parser, run_once, write
+from common import evaluated, first_rows, make_parser, run_once, write
 
 from run_tools.packaged import find_packaged
 
@@ -63,10 +63,8 @@ def folders(options) -> dict[str, Path]:
     found = {}
     for name in IN_DOMAIN | OTHERS | NEW:
         found[name] = options.work / "data" / name
-        found[name].mkdir(parents=True, exist_ok=True)
         for split, count in (("train", options.rows), ("test", options.test_rows)):
-            rows = file_of(options, name, split).read_text(encoding="utf-8").splitlines(keepends=True)
-            (found[name] / f"{split}.jsonl").write_text("".join(rows[:count]), encoding="utf-8")
+            first_rows(file_of(options, name, split), found[name] / f"{split}.jsonl", count)
     return found
 
 
