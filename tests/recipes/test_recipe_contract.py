@@ -8,10 +8,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Trainer
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Trainer,
+)
 
 from lexperts.recipes import TRAIN
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
+from tests.modeling_exhird import causal
 from tests.recipes import helpers
 from tests.recipes.helpers import KilledError, kill_after_a_checkpoint, write_rows
 
@@ -107,7 +116,7 @@ def fails(name, *argv):
 def inputs(backbone_config, tiny_tokenizer, tmp_path_factory):
     """Rows and tiny models of every kind."""
     folder = tmp_path_factory.mktemp("inputs")
-    at = SimpleNamespace(**{name: folder / name for name in ("bert", "bart", "mixtral", "llama", "mail")})
+    at = SimpleNamespace(**{name: folder / name for name in ("bert", "bart", "mixtral", "llama", "mail", "decoder")})
     at.rows = write_rows(folder / "rows.jsonl", some_rows())
     for split in ("train", "validation", "test"):
         write_rows(at.mail / f"{split}.jsonl", some_rows())
@@ -119,6 +128,8 @@ def inputs(backbone_config, tiny_tokenizer, tmp_path_factory):
     MixtralForCausalLM(MixtralConfig(**LLAMA, **ids, num_local_experts=2)).save_pretrained(at.mixtral)
     for place in (at.llama, at.mixtral):
         train_tokenizer(some_rows(), LLAMA["vocab_size"]).save_pretrained(place)
+    for part in (AutoModelForCausalLM.from_config(causal.backbone_config()), causal.causal_tokenizer()):
+        part.save_pretrained(at.decoder)
     run("moesumm-backbone", *arguments("moesumm-backbone", at, at.bart))
     return at
 
@@ -164,6 +175,35 @@ def test_a_killed_run_resumes_to_the_same_weights(name, inputs, trained, tmp_pat
     (tmp_path / "run" / "checkpoint-999").mkdir()  # half a checkpoint
     run(name, *argv)
     assert weights_of(tmp_path / "run") == weights_of(trained(name))
+
+
+# a command over other models, with parameters, groups of them and rows of their own
+OTHER_MODELS = {
+    "exhird, warm start": lambda at: ["--encoder-type", "pretrained", "--backbone", at.bert, "--hidden-size", 16],
+    "exhird, decoder": lambda at: [
+        "--encoder-type",
+        "pretrained",
+        "--backbone",
+        at.decoder,
+        "--plateau-schedule",
+        "false",
+    ],
+    "moesumm, decoder": lambda at: ["--model-name-or-path", at.llama],
+}
+
+
+@pytest.mark.parametrize("case", OTHER_MODELS)
+def test_a_killed_run_of_another_model_resumes_to_the_same_weights(case, inputs, tmp_path, monkeypatch):
+    name = case.split(",")[0]
+
+    def train(folder):
+        run(name, *arguments(name, inputs, tmp_path / folder), *OTHER_MODELS[case](inputs))
+        return weights_of(tmp_path / folder)
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        kill_after_a_checkpoint(patch)
+        train("killed")
+    assert train("killed") == train("whole")
 
 
 @each_command

@@ -74,9 +74,10 @@ def apply_ablation(name: str, *arguments):
 
 def make_optimizer(model, learning_rate: float, backbone_lr: float) -> torch.optim.Optimizer:
     """The reference's Adam, with a separate learning rate for a pretrained encoder."""
-    backbone = set(getattr(model.encoder.word_encoder, "backbone", torch.nn.Module()).parameters())
-    groups = [{"params": [p for p in model.parameters() if p.requires_grad and p not in backbone]}]
-    trained = [p for p in backbone if p.requires_grad]
+    backbone = list(getattr(model.encoder.word_encoder, "backbone", torch.nn.Module()).parameters())
+    own = {id(parameter) for parameter in backbone}
+    groups = [{"params": [p for p in model.parameters() if p.requires_grad and id(p) not in own]}]
+    trained = [p for p in backbone if p.requires_grad]  # in the model's order, on which a resumed run relies
     if trained:
         groups.append({"params": trained, "lr": backbone_lr})
     return torch.optim.Adam(groups, lr=learning_rate, eps=1e-9)
