@@ -2,6 +2,8 @@
 const HERE = new URL("./", import.meta.url);
 const STYLES = { "": "as trained", phrases: "long phrases", authors: "authors of papers", words: "words", tags: "tags" };
 
+const FIRST = 5; // keyphrases, before a reader asks for more or fewer
+
 class Extractor {
   constructor() {
     this.waiting = new Map();
@@ -66,21 +68,21 @@ function row({ keyphrase, score }) {
 }
 
 function fill(root) {
-  const text = element("textarea", { rows: 5, spellcheck: false, ariaLabel: "Text" });
+  const text = element("textarea", { rows: 4, spellcheck: false, ariaLabel: "Text" });
   const style = element("select", {}, ...Object.entries(STYLES).map(([value, label]) => element("option", { value }, label)));
-  const number = element("input", { type: "number", min: 1, max: 50, value: 8 });
+  const number = element("input", { type: "number", min: 1, max: 50, value: FIRST });
   const button = element("button", { type: "submit" }, "Find keyphrases");
   const status = element("p", { className: "kd-status", role: "status" });
   const reading = element("div", { className: "kd-text" });
   const list = element("ol", { className: "kd-list" });
   const form = element(
     "form", {}, text,
-    element("div", { className: "kd-controls" }, button, element("label", {}, "Style ", style), element("label", {}, "At most ", number)),
+    element("div", { className: "kd-controls" }, button, element("label", {}, "Style ", style), element("label", {}, "Keyphrases, at most ", number)),
   );
   root.replaceChildren(form, status, element("div", { className: "kd-result" }, reading, list));
 
   const show = (source, phrases) => {
-    const kept = phrases.slice(0, Number(number.value) || 8);
+    const kept = phrases.slice(0, Number(number.value) || FIRST);
     reading.replaceChildren(...marked(source, kept));
     list.replaceChildren(...kept.map(row));
   };
@@ -88,7 +90,7 @@ function fill(root) {
   fetch(new URL("example.json", HERE)).then((response) => response.json()).then((example) => {
     text.value = example.text;
     show(example.text, example.phrases);
-    status.textContent = `Below is the answer for this text. A click reads yours in this page, on no server; the first one loads ${Math.round(example.bytes / 1e6)} MB.`;
+    status.textContent = `The keyphrases of this text, by the small model. Put in a text of yours: it stays in this page, and the first click loads ${Math.round(example.bytes / 1e6)} MB.`;
   });
 
   let first = true;
@@ -98,7 +100,7 @@ function fill(root) {
     status.textContent = first ? "Loading the model into this page …" : "Reading …";
     const begin = performance.now();
     try {
-      const options = { top_k: Number(number.value) || 8, style: style.value || null };
+      const options = { top_k: Number(number.value) || FIRST, style: style.value || null };
       const { phrases, seconds } = await extractor.extract(text.value, options);
       show(text.value, phrases);
       const loaded = first ? `loaded in ${((performance.now() - begin) / 1000 - seconds).toFixed(1)} s, ` : "";
