@@ -250,6 +250,12 @@ def test_blank_texts_are_left_out(name, tmp_path):
     assert [row for _, row in texts.read_rows(tmp_path / name)] == [{"text": "a bird"}, {"text": "a boat"}]
 
 
+def test_rows_that_are_left_out_are_counted_and_the_first_is_named(tokenizer, tmp_path, capsys):
+    path = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in ("the bird", "", "the boat is near", " ")])
+    train.make_dataset("train", [str(path)], tokenizer, train.DataArguments(train_files=[str(path)]))
+    assert f"train: 2 rows are left out, whose text is empty; the first is {path}, line 2\n" in capsys.readouterr().out
+
+
 def test_columns_that_are_null_are_left_out(tmp_path):
     chat = [{"role": "user", "content": "a bird"}, {"role": "assistant", "content": "near"}]
     rows = [{"text": None, "messages": chat}, {"text": "a bird", "messages": None}, {"text": "a boat", "prompt": "a"}]

@@ -18,9 +18,9 @@ KINDS = (("text",), ("messages",), ("prompt", "completion"))
 Row = dict[str, list[int]]
 
 
-def read_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
-    """The place and the columns of each text of a .txt file, or each line of JSON Lines, without blank texts. Raises a
-    `UserError` for a line that is neither; the message names it.
+def read_rows(path: str | Path, blank: list[str] | None = None) -> Iterator[tuple[str, dict]]:
+    """The place and the columns of each text of a .txt file, or each line of JSON Lines, without blank texts, whose places in JSON
+    Lines are appended to `blank`. Raises a `UserError` for a line that is neither; the message names it.
     """
     if Path(path).suffix == ".txt":
         yield from ((str(path), {"text": text.strip()}) for text in read_texts(Path(path), dict, "text"))
@@ -35,6 +35,8 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
                 raise UserError(f"{where}: {name}={short_repr(row[name])} is not a text. Put it in quotes.")
         if columns != ("text",) or row["text"].strip():
             yield where, {name: row[name] for name in columns}
+        elif blank is not None:
+            blank.append(where)
 
 
 def encode(tokenizer, row: dict, where: str) -> Row:
@@ -85,11 +87,14 @@ def encode_chat(tokenizer, messages: Sequence[dict], where: str) -> Row:
 
 
 class Windows(NamedTuple):
-    """Windows of token ids with labels; how many chats were truncated, and how many left out since no answer begins within a window."""
+    """Windows of token ids with labels; how many chats were truncated, and how many left out since no answer begins within a window;
+    the places of rows without a text.
+    """
 
     rows: list[Row]
     truncated: int
     left_out: int
+    blank: list[str]
 
 
 def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int | None = None) -> Windows:
@@ -99,9 +104,10 @@ def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int
     """
     windows: list[Row] = []
     joined: list[int] = []
+    blank: list[str] = []
     truncated = left_out = 0
     for path in paths:
-        for where, row in islice(read_rows(path), max_rows):
+        for where, row in islice(read_rows(path, blank), max_rows):
             encoded = encode(tokenizer, row, where)
             if "text" in row:
                 joined += encoded["input_ids"]
@@ -116,4 +122,4 @@ def make_windows(tokenizer, paths: Iterable[str], max_length: int, max_rows: int
     windows += [{"input_ids": piece, "labels": list(piece)} for piece in pieces if len(piece) > 1]
     if not windows:
         raise UserError(f"{', '.join(map(str, paths))}: no row has a text to learn from.")
-    return Windows(windows, truncated, left_out)
+    return Windows(windows, truncated, left_out, blank)

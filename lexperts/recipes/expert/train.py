@@ -93,7 +93,7 @@ def load(args: ModelArguments):
 
 def make_dataset(name: str, files: list[str], tokenizer, args: DataArguments) -> Dataset:
     """The windows of a split; prints their numbers."""
-    windows, truncated, left_out = make_windows(tokenizer, files, args.max_length, args.max_rows)
+    windows, truncated, left_out, blank = make_windows(tokenizer, files, args.max_length, args.max_rows)
     tokens = sum(label >= 0 for window in windows for label in window["labels"])
     print_rank0(f"{name}: {len(windows):,} windows, {tokens:,} tokens with a loss")
     if truncated or left_out:
@@ -101,6 +101,8 @@ def make_dataset(name: str, files: list[str], tokenizer, args: DataArguments) ->
             f"{name}: of chats longer than --max-length {args.max_length}, {truncated:,} are truncated, and {left_out:,} are left out, "
             "whose answers begin after it"
         )
+    if blank:
+        print_rank0(f"{name}: {len(blank):,} rows are left out, whose text is empty; the first is {blank[0]}")
     return Dataset.from_list(windows)
 
 
