@@ -118,30 +118,41 @@ SMOLLM2 = {
 }
 
 
-def lexicon_smollm2() -> str:
+def lexicon_smollm2(name: str = "lexicon_smollm2") -> str:
     """The recipe over SmolLM2, dictionary by dictionary."""
-    record = load("lexicon_smollm2")
-    lines = []
+    record = load(name)
+    settings, lines = record["settings"], []
     for row in record["results"]:
-        for name, own in row["systems"].items():
+        for system, own in row["systems"].items():
             cells = []
             for protocol in ("context", "term"):
                 for metric in ("bleu", "rouge"):
-                    value, test = own[protocol][metric], row["tests"].get(name, {}).get(protocol, {}).get(metric)
+                    value, test = own[protocol][metric], row["tests"].get(system, {}).get(protocol, {}).get(metric)
                     difference = (
                         f" ({test['difference']:+.1f} [{test['low']:+.1f}, {test['high']:+.1f}])" if test else ""
                     )
                     cells.append(f"{value['mean']:.1f} [{value['low']:.1f}, {value['high']:.1f}]{difference}")
-            lines.append((row["dictionary"], SMOLLM2.get(name, f"SmolLM2, {name}"), *cells))
+            lines.append((row["dictionary"], SMOLLM2.get(system, f"SmolLM2, {system}"), *cells))
     head = ("", "", "BLEU, same context", "ROUGE-L, same context", "BLEU, any sense", "ROUGE-L, any sense")
-    seeds = ", ".join(map(str, record["settings"]["seeds"]))
     title = "Greedy definitions of test rows, in per cent, with 95% intervals over rows"
-    if record["settings"]["systems"]:
-        title += f", and in brackets the difference from the dense model; seeds {seeds}"
-    settings = record["settings"]
-    command = f"lexicon_smollm2.py --data PATH --work FOLDER {' '.join(['--systems', *settings['systems']])} --packaged"
+    counts = {name: settings.get(name) for name in ("rows", "test_rows")}
+    if counts["rows"]:
+        title += f", {counts['rows']:,} rows of each dictionary for training and {counts['test_rows']:,} for tests"
+    if settings["systems"]:
+        title += f", and in brackets the difference from the dense model; seeds {', '.join(map(str, settings['seeds']))}"
+    command = f"lexicon_smollm2.py --data PATH --work FOLDER {' '.join(['--systems', *settings['systems']])}"
+    if name == "lexicon_smollm2":
+        command += " --packaged"
+    else:
+        command += f" --dictionaries {' '.join(settings['dictionaries'])} --name {name}"
+    command += "".join(f" --{name} {count}" for name, count in counts.items() if count)
     command += f" --prompted --shots {' '.join(map(str, settings['shots']))}" if settings["shots"] else ""
     return page([f"{title}:", "", *table(head, lines)], record, command)
+
+
+def lexicon_smollm2_dictionaries() -> str:
+    """The same for other dictionaries."""
+    return lexicon_smollm2("lexicon_smollm2_dictionaries")
 
 
 def lexicon_speed() -> str:

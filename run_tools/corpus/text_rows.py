@@ -214,8 +214,8 @@ def _skip_blank(text: str, position: int) -> int:
 
 
 def csv_header(file, delimiter: str, encoding: str | None = None) -> list[str]:
-    """The names of the columns."""
-    return next(_csv_reader(file, delimiter, encoding), [])
+    """The names of the columns. Raises a `ValueError` for quotes that are not closed, or followed by other text."""
+    return _header(_csv_reader(file, delimiter, encoding))
 
 
 def csv_rows(
@@ -230,23 +230,44 @@ def placed_csv_rows(
 ) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     """As `csv_rows`, each row after its place, such as "row 3" after the header."""
     rows = _csv_reader(file, delimiter, encoding)
-    names = next(rows, [])
-    numbered = ((number, row) for number, row in enumerate(rows, start=1) if row)  # blank lines count, and are left out
-    yield from ((f"row {number}", partial(_csv_row, names, row, encoding, fill_missing)) for number, row in numbered)
+    names = _header(rows)
+    for number, row in enumerate(rows, start=1):
+        if row:  # blank lines count, and are left out
+            yield f"row {number}", partial(_csv_row, names, row, encoding, fill_missing)
 
 
-def _csv_reader(file, delimiter: str, encoding: str | None) -> Iterator[list[str]]:
+def _header(rows: Iterator[list[str] | ValueError]) -> list[str]:
+    header = next(rows, [])
+    if isinstance(header, ValueError):
+        raise header
+    return [name.removeprefix("\ufeff") for name in header]
+
+
+def _csv_reader(file, delimiter: str, encoding: str | None) -> Iterator[list[str] | ValueError]:
+    """The fields of each row, the header first, or an error for a quote that is followed by other text: Python's reader would change
+    the text, and read all rows up to the next quote as one field. Raises a `ValueError` for a quote that is never closed.
+    """
     csv.field_size_limit(sys.maxsize)
     stream, name = open_text(file, encoding)
     text = io.TextIOWrapper(stream, name, errors="surrogateescape", newline="")
-    rows = csv.reader(text, delimiter=delimiter)
-    for header in rows:
-        yield [name.removeprefix("\ufeff") for name in header]
-        break
-    yield from rows
+    reader, line = csv.reader(text, delimiter=delimiter, strict=True), 0
+    while True:
+        try:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            lines = f"line {line + 1}" if reader.line_num == line + 1 else f"lines {line + 1:,} to {reader.line_num:,}"
+            fix = "Put fields with quotes in quotes, and write the inner ones twice"
+            if str(error) == "unexpected end of data":
+                raise ValueError(f"{lines}: a quote is never closed. {fix}") from error
+            yield ValueError(f"{lines}: a quote ends in the middle of a field ({error}). {fix}")
+        line = reader.line_num
 
 
-def _csv_row(names: list[str], row: list[str], encoding: str | None, fill_missing: bool) -> dict[str, Any]:
+def _csv_row(names: list[str], row: list[str] | ValueError, encoding: str | None, fill_missing: bool) -> dict[str, Any]:
+    if isinstance(row, ValueError):
+        raise row
     if len(row) > len(names) or (len(row) < len(names) and not fill_missing):
         raise ValueError(f"the row has {len(row)} fields, the header has {len(names)}")
     try:

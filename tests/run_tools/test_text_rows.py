@@ -3,12 +3,14 @@
 import codecs
 import io
 import json
+from itertools import islice
 
 import pytest
 
 from run_tools.corpus.text_rows import (
     DEEPEST,
     check_depth,
+    csv_header,
     csv_rows,
     decode,
     json_rows,
@@ -47,6 +49,23 @@ def test_missing_cells_are_an_error_or_none():
         values(csv_rows(table[1], ",", fill_missing=True))
     with pytest.raises(ValueError, match="1 fields, the header has 2"):
         values(csv_rows(table[2], ","))
+
+
+def test_quotes_are_read_as_they_were_written_or_are_errors_of_their_rows():
+    table = (
+        b'id,text\n1,"graph ""cuts"", two\nlines"\n2,a "quoted" word\n3,"graph" cuts\n4,learning\n5,"never\n6,closed\n'
+    )
+    rows = csv_rows(io.BytesIO(table), ",")
+    first, second, third, fourth = islice(rows, 4)
+    assert first() == {"id": "1", "text": 'graph "cuts", two\nlines'}
+    assert second() == {"id": "2", "text": 'a "quoted" word'}
+    with pytest.raises(ValueError, match="^line 5: a quote ends in the middle of a field"):
+        third()
+    assert fourth() == {"id": "4", "text": "learning"}
+    with pytest.raises(ValueError, match="^lines 7 to 8: a quote is never closed. Put fields with quotes in quotes"):
+        next(rows)
+    with pytest.raises(ValueError, match="^lines 1 to 2: a quote is never closed"):
+        csv_header(io.BytesIO(b'id,"text\n1,graph\n'), ",")
 
 
 def test_cp1252_is_read_if_it_is_named():
