@@ -1,5 +1,6 @@
 """Evaluation of keyphrase extraction: F1@k and F1 of spans, from the Trainer's predictions, a pipeline or files."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -335,12 +336,25 @@ def score_files(
             )
     check_language(language)
     phrases = [row["keyphrases"] for row in predicted_rows]
+    warn_of_another_order(phrases, [full_text(row) for row in gold_rows], predictions, gold)
     found = [
         present_keyphrases(split_words(full_text(row)), row["keyphrases"], rules=rules, language=language)
         for row in gold_rows
     ]
     check_gold(found, str(gold))
     return score_phrases(phrases, found, language=language, **scoring)
+
+
+def warn_of_another_order(phrases: Sequence[Sequence[str]], texts: Sequence[str], predictions, gold) -> None:
+    """Warns if most documents lack their best keyphrase: rows without ids belong together by their order."""
+    pairs = [(row[0].lower(), text.lower()) for row, text in zip(phrases, texts, strict=True) if row]
+    missing = sum(" ".join(phrase.split()) not in " ".join(text.split()) for phrase, text in pairs)
+    if 2 * missing > len(pairs):
+        warnings.warn(
+            f"{missing:,} of {len(pairs):,} documents of {gold} lack the best keyphrase that {predictions} has for them. Check that both "
+            "have the same documents in the same order, or give both an 'id'.",
+            stacklevel=3,
+        )
 
 
 def keep_best(args, metric: str, greater_is_better: bool = True) -> None:

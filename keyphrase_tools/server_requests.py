@@ -1,15 +1,20 @@
 """The requests and answers of the server: their fields, their description for OpenAPI, and their errors."""
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, ValidationError
 from typing_extensions import TypeAliasType
 
+from run_tools.errors import did_you_mean, short_repr
+
 from .candidates import MATCH_CASE
 from .words import LANGUAGES
 
 SHOWN_ERRORS = 3
+HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 KINDS = ("str", "dict", "list")  # of inputs in JSON
 
 
@@ -46,6 +51,10 @@ Inputs = discriminated(
 )
 Phrases = TypeAliasType("Phrases", Annotated[list[str], FailFast(), Field(min_length=1)])
 Synonyms = TypeAliasType("Synonyms", dict[str, Annotated[list[str], FailFast()]])
+Candidates = discriminated(
+    Annotated[Phrases, Tag("list")] | Annotated[Synonyms, Tag("dict")],
+    "Must be a list of phrases, or an object of names with lists of their synonyms",
+)
 
 
 class Parameters(Strict):
@@ -57,7 +66,7 @@ class Parameters(Strict):
     style: Annotated[str | None, Field(description="A style of annotation, if the model has several.")] = None
     diversity: Annotated[float | None, Field(ge=0, le=1)] = None
     candidates: Annotated[
-        Phrases | Synonyms | None, Field(description="Phrases to score, or names with lists of synonyms.")
+        Candidates | None, Field(description="Phrases to score, or names with lists of synonyms.")
     ] = None
     match_case: Annotated[Literal[MATCH_CASE] | None, Field(description="How candidates match words by case.")] = None
     nested: Annotated[bool | None, Field(description="false: no keyphrase inside another one.")] = None
@@ -147,22 +156,39 @@ def parse_body(body: bytes) -> KeyphraseRequest:
     """The request of a body.
 
     Raises:
-        HTTPException: 400 if it is not JSON, 422 if a field is missing, unknown or invalid. The message does not repeat values.
+        HTTPException: 400 if it is not JSON in UTF-8, 422 if a field is missing, unknown or invalid. The message repeats no texts.
     """
     try:
         return KeyphraseRequest.model_validate_json(body)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        errors = error.errors(include_url=False, include_context=False)
     if errors[0]["type"] == "json_invalid":
-        raise HTTPException(400, errors[0]["msg"])
-    lines = []
-    for entry in errors[:SHOWN_ERRORS]:
-        *parts, last = entry["loc"] or ("body",)
-        place = ".".join(str(part)[:60] for part in (*(part for part in parts if part not in KINDS), last))
-        problem = "is not a field. See /docs" if entry["type"] == "extra_forbidden" else entry["msg"]
-        lines.append(f"{place}: {problem}")
+        raise HTTPException(400, errors[0]["msg"] + why_not_json(body))
+    lines = [describe(entry["loc"] or ("body",), entry) for entry in errors[:SHOWN_ERRORS]]
     more = f"; and {len(errors) - SHOWN_ERRORS} more" if len(errors) > SHOWN_ERRORS else ""
     raise HTTPException(422, "; ".join(lines) + more)
+
+
+def why_not_json(body: bytes) -> str:
+    """What a parser's message leaves open: bytes that are not UTF-8, and halves of a character."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f". The body is not UTF-8 (byte {error.start + 1}). Send UTF-8"
+    return ". An escape such as \\ud83d is half of a character. Send both halves, or UTF-8" if HALF.search(body) else ""
+
+
+def describe(place: Sequence[str | int], error: Mapping) -> str:
+    """The place and the message of an error, with the value of an option and the name that was probably meant."""
+    unknown = error["type"] == "extra_forbidden"
+    parts = [part for part in place[:-1] if part not in KINDS] + [place[-1]] * (unknown or place[-1] not in KINDS)
+    where = ".".join(str(part)[:60] for part in parts)
+    is_option = place[0] == "parameters" and len(place) > 1
+    if unknown:
+        fields = Parameters if is_option else Document if "inputs" in place else KeyphraseRequest
+        return f"{where}: is not a field.{did_you_mean(str(place[-1]), fields.model_fields)} See /docs"
+    value = f", not {short_repr(error['input'])}" if is_option and ", not " not in error["msg"] else ""
+    return f"{where}: {error['msg']}{value}"
 
 
 def list_documents(inputs: str | Document | list) -> list[str | dict]:

@@ -130,7 +130,7 @@ def corpus_command(source_help: str = "", columns: bool = False, block_size: int
             with user_errors(options["debug"], interrupted=interrupted, full=RESUME):
                 from run_tools.corpus.block_runs import check_output, run_blocks
 
-                check_output(output)
+                check_output(output, source)
                 engine = run.open_engine()
                 corpus, process = build(run, **given)
                 if run.columns and not corpus.has_ids:

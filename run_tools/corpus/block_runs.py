@@ -4,6 +4,7 @@ Blocks depend on the documents only, not on the number of workers. `run_tools.re
 """
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..claims import Claim
+from ..errors import UserError
 from ..files import hash_file
 from ..option_paths import check_new_folder
 from ..resume import OutputRecord, ResumableOutput, SettingsMismatchError
@@ -154,17 +156,21 @@ def check_kept(corpus: Corpus, process: Process, output: Path) -> None:
         )
 
 
-def check_output(output: str | Path) -> ResumableOutput:
-    """Checks the path of an output, before the model is loaded.
+def check_output(output: str | Path, source: str | None = None) -> ResumableOutput:
+    """Checks the path of an output, before the model is loaded; `source` is what a command reads.
 
     Raises:
         SettingsMismatchError: if the output exists, and no run of ours has written it unchanged.
-        UserError: if OUT.parts holds anything that is not of a run.
+        UserError: if it is a folder or the source, or OUT.parts holds anything that is not of a run.
         ValueError: if its suffix is not that of JSON Lines, Parquet or CSV.
         ImportError: for Parquet without pyarrow.
     """
     output = Path(output)
     check_new_folder("OUT", output.parent)
+    if output.is_dir():
+        raise UserError(f"OUT {output} is a folder. Name a file in it, such as {output / 'out.jsonl'}.")
+    if source is not None and output.exists() and os.path.exists(source) and os.path.samefile(output, source):
+        raise UserError(f"OUT {output} is the source, which is not replaced. Name another file.")
     if output.suffix == ".parquet":
         import_parquet()
     elif output.suffix not in (*JSON_SUFFIXES, *DELIMITERS):

@@ -115,6 +115,8 @@ class Corpus:
         }[self._format]
         self.documents = check()
         """The number of documents, or `None` if it is known only after reading."""
+        if self.documents == 0:
+            raise SourceError(f"There are no documents in {self.source}.")
 
     def describe(self) -> dict:
         """The settings and the files' names, sizes and versions (modification times, ETags), without the documents."""
@@ -276,7 +278,7 @@ class Corpus:
                 self._warned.add(name)  # once, not for each of many files
                 columns = ", ".join(map(repr, names))
                 warnings.warn(f"The first rows of {path} have no column {name!r}, only {columns}.", stacklevel=2)
-        if not records and len(self._paths) == 1:
+        if not records and len(self._paths) == 1:  # also in a compressed one, whose lines are not counted
             raise SourceError(f"There are no documents in {self.source}.")
 
     def _check_each(self, check: Callable[[str], int | None]) -> int:
@@ -307,7 +309,10 @@ class Corpus:
 
     def _check_header(self, path: str) -> None:
         with self._open(path) as file:
-            self._check_columns(path, csv_header(file, self._delimiter(path), self.encoding))
+            header = csv_header(file, self._delimiter(path), self.encoding)
+        if not header and len(self._paths) == 1:
+            raise SourceError(f"There are no documents in {self.source}.")
+        self._check_columns(path, header)
 
     def _delimiter(self, path: str) -> str:
         return self.delimiter or DELIMITERS[suffix(path)]

@@ -1,6 +1,7 @@
 """Evaluation: the Trainer's logits and a pipeline give the same scores."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, kee
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.ranking import rank_phrases
 from keyphrase_tools.words import split_words
+from tests.corpora import write_jsonl
 
 CUTS = (5, 10)
 LABELS = (None,)  # the most likely label, no threshold
@@ -293,6 +295,19 @@ def test_german_documents_are_evaluated_with_german_stems(lookup, tiny_tokenizer
     extract.model.config.keyphrase_temperature = None
     counts = [calibration_error(extract, texts, keyphrases, language=l)["before_bins"] for l in ("german", "english")]
     assert [bins[-1]["share"] for bins in counts] == [3 / 4, 1 / 4]
+
+
+def test_files_whose_rows_are_in_another_order_are_suspected(tmp_path):
+    rows = [{"text": f"the {name} is near", "keyphrases": [name]} for name in ("graph cut", "boat", "bell")]
+    gold = write_jsonl(tmp_path / "gold.jsonl", rows)
+    found = write_jsonl(tmp_path / "found.jsonl", [{"keyphrases": row["keyphrases"]} for row in rows[1:] + rows[:1]])
+    with pytest.warns(
+        UserWarning, match="3 of 3 documents of .*gold.jsonl lack the best keyphrase .* in the same order"
+    ):
+        score_files(found, gold, k="M")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert score_files(gold, gold, k=("M",))["f1@M"] == 1
 
 
 def test_the_batch_size_does_not_change_the_scores(model, tiny_tokenizer, documents):

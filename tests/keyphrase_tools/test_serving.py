@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from keyphrase_tools import serving
 from keyphrase_tools.batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
+from keyphrase_tools.server_requests import parse_body
 from keyphrase_tools.serving import create_app
 from lexperts.cli.keyphrases import app as command
 from run_tools import connections
@@ -410,6 +411,34 @@ def test_a_limit_without_sense_is_an_error(limit, extract):
     for value in (-1, *([float("nan"), float("inf")] if limit == "max_wait_ms" else [])):
         with pytest.raises(ValueError, match=f"{limit}={value}"):
             create_app(extract, **{limit: value})
+
+
+@pytest.mark.parametrize(
+    "body, status, detail",
+    [
+        (
+            b'{"inputs": "a", "parameters": {"topk": 2}}',
+            422,
+            "parameters.topk: is not a field. Did you mean 'top_k'? See /docs",
+        ),
+        (b'{"inputs": {"txt": "a"}}', 422, "inputs.txt: is not a field. Did you mean 'text'?"),
+        (b'{"inputs": "a", "parameters": {"top_k": "two"}}', 422, "top_k: Input should be a valid integer, not 'two'"),
+        (
+            b'{"inputs": "a", "parameters": {"candidates": []}}',
+            422,
+            "parameters.candidates: List should have at least 1 item",
+        ),
+        (b'{"inputs": "a", "parameters": {"candidates": 5}}', 422, "Must be a list of phrases, or an object"),
+        (b'{"inputs": ["a private text", 5]}', 422, "inputs.1: Must be a text"),
+        (b'{"inputs": "\\ud83d"}', 400, "is half of a character. Send both halves"),
+        (b'{"inputs": "\xff"}', 400, "The body is not UTF-8 (byte 13). Send UTF-8"),
+    ],
+)
+def test_the_error_of_a_request_names_the_option_its_value_and_what_was_meant(body, status, detail):
+    with pytest.raises(HTTPException) as error:
+        parse_body(body)
+    assert error.value.status_code == status and detail in error.value.detail
+    assert "private" not in error.value.detail and error.value.detail.count(" not ") <= 2
 
 
 def test_malformed_requests_get_4xx_and_no_traceback(folder, tmp_path):

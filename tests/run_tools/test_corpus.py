@@ -291,6 +291,8 @@ def test_a_column_that_json_lines_lack_is_a_warning(tmp_path):
         ("", FileNotFoundError, "There are no .* files in"),
         ("*.parquet", FileNotFoundError, "There are no .* files in"),
         ("empty.jsonl", ValueError, "There are no documents in"),
+        ("empty.parquet", ValueError, "There are no documents in"),
+        ("empty.csv", ValueError, "There are no documents in"),
         ("a.docx", ValueError, "unknown suffix '.docx'"),
         ("pipe.jsonl", ValueError, "pipe.jsonl is not a regular file"),
         ("utf-16.jsonl", ValueError, "UTF-16-LE.*--encoding utf-16-le"),
@@ -299,6 +301,10 @@ def test_a_column_that_json_lines_lack_is_a_warning(tmp_path):
 def test_what_cannot_be_opened_is_named(name, kind, message, tmp_path):
     if name.startswith("pipe"):
         os.mkfifo(tmp_path / name)
+    elif name == "empty.parquet":
+        parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / name)
+    elif name == "empty.csv":
+        (tmp_path / name).touch()
     elif name.startswith(("empty", "a", "utf")):
         (tmp_path / name).write_text(
             "\n \n" if name.startswith("empty") else '{"text": "graph"}',

@@ -130,6 +130,15 @@ def test_an_output_of_anything_else_is_refused(change, source, tmp_path):
     assert content(tmp_path) == before and not (tmp_path / "out.jsonl.parts").exists()
 
 
+def test_an_output_that_is_a_folder_or_the_source_is_named(source, tmp_path):
+    before = source.read_bytes()
+    with pytest.raises(UserError, match=f"OUT {source} is the source, which is not replaced. Name another file."):
+        check_output(source, str(source))
+    with pytest.raises(UserError, match=f"OUT {tmp_path} is a folder. Name a file in it"):
+        check_output(tmp_path, str(source))
+    assert source.read_bytes() == before
+
+
 @pytest.mark.parametrize("name", ["out.jsonl", ".out.jsonl.run.json"])
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_a_link_and_a_users_record_stay(kind, name, source, tmp_path):
