@@ -53,9 +53,7 @@ def read_samples(path: Path, seed: int, limit: int) -> list[str]:
     if not path.is_file():
         raise MergeError(f"samples={str(path)!r} does not exist. Give a .jsonl or .txt file.")
 
-    texts = read_texts(
-        path, lambda row: row.get("text") or row.get("prompt") or prompt_of(row), "text, prompt, or term and context"
-    )
+    texts = read_texts(path, sample_of, "text, prompt, or term and context")
     if not texts:
         raise MergeError(f"{path} has no samples. Add some, or use gate_mode: random.")
     texts = list(dict.fromkeys(texts))  # a text that is held out must not be among the others too
@@ -63,6 +61,14 @@ def read_samples(path: Path, seed: int, limit: int) -> list[str]:
         indices = np.random.default_rng(seed).choice(len(texts), limit, replace=False)
         texts = [texts[i] for i in sorted(indices)]
     return texts
+
+
+def sample_of(row: dict[str, Any]) -> Any:
+    """The text of a row: the first of `text`, `prompt`, and the prompt for `term` and `context` that it has."""
+    for name in ("text", "prompt"):
+        if row.get(name) is not None:
+            return row[name]
+    return prompt_of(row)
 
 
 def encode_texts(recipe: Recipe, base: Source, groups: list[tuple[list[str], list[str]]]) -> list[Text]:

@@ -183,7 +183,8 @@ def build_recipe(source: dict, changes: dict, problems: dict[str, str]) -> Recip
         all_given = [*given, *base_expert(options, problems)]
         experts = [read_expert(expert, number, problems) for number, expert in enumerate(all_given, 1)]
     elif readable:
-        raise MergeError("The recipe has no experts. Add a list: experts: [{source_model: PATH}, ...].")
+        problem = "has no experts" if not given else f"has experts={short_repr(given)}, which is no list"
+        raise MergeError(f"The recipe {problem}. Give a list: experts: [{{source_model: PATH}}, ...].")
     if not readable or len(problems) > count:
         return None
     recipe = Recipe(**{**options, "experts": name_experts(experts)})

@@ -9,6 +9,8 @@ from run_tools.jsonl import rows_of_file
 
 from .errors import MergeError
 
+CHATS = "Chats train experts; for gates and losses write each as a text, by tokenizer.apply_chat_template(messages, tokenize=False)."
+
 
 def read_texts(path: Path, text_of_row: Callable[[dict[str, Any]], Any], needed: str) -> list[str]:
     """The texts of a file in their order; blank lines of a file are left out.
@@ -28,7 +30,8 @@ def read_texts(path: Path, text_of_row: Callable[[dict[str, Any]], Any], needed:
             try:
                 text = text_of_row(row)
             except (KeyError, AttributeError, TypeError) as error:
-                raise MergeError(f"{where} needs {needed}.") from error
+                hint = f" {CHATS}" if isinstance(row, dict) and row.keys() & {"messages", "completion"} else ""
+                raise MergeError(f"{where} needs {needed}.{hint}") from error
             if not isinstance(text, str):
                 raise MergeError(f"{where}: {short_repr(text)} is not a text. Put it in quotes.")
             if not text.strip():

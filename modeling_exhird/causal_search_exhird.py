@@ -107,8 +107,8 @@ class CausalPhraseSearch:
         return ExhirdGenerateOutput(torch.stack(rows, 1), torch.stack(scores, 1))
 
     def next_phrase(self, state: Continuation, first_words: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hypothesis with the highest mean log-probability per token: ids (n, J) and log-probability (n,). The state has read
-        it afterwards. `first_words` has the first token (n,) of each preceding phrase.
+        """The hypothesis with the highest mean log-probability per token: ids (n, J) and log-probability (n,), that the phrase ends
+        there, with whichever token. The state has read it afterwards. `first_words` has the first token (n,) of each preceding phrase.
         """
         n, K = len(state.mask), self.K
         groups = torch.arange(n, device=state.mask.device)[:, None]
@@ -119,8 +119,10 @@ class CausalPhraseSearch:
         total[:, 0] = 0  # all hypotheses start equal, so only one is expanded
         ids = groups.new_full((n * K, self.max_tokens + 1), self.pad)
         unfinished, length = torch.ones_like(ids[:, 0], dtype=torch.bool), total.new_zeros(n * K)
+        others = total.new_zeros(n * K)  # what the other tokens that may end a phrase add to its log P
         for step in range(self.max_tokens + 1):
             log_p = self.next_log_p(state, step, first_words, unfinished)
+            at_ends = log_p[:, self.ends].logsumexp(1)
             # P of other phrases is not renormalised, as in exclusive search
             if len(first_words) < self.min_phrases - (step > 0):
                 log_p[:, self.stops] = torch.where(unfinished[:, None], -torch.inf, log_p[:, self.stops])
@@ -129,22 +131,25 @@ class CausalPhraseSearch:
             sums = (total.reshape(-1, 1) + log_p).reshape(n, -1)
             means = sums.reshape(n, K, -1) / length.reshape(n, K, 1).clamp(min=1)
             best = means.reshape(n, -1).topk(K, dim=1).indices
-            total = sums.gather(1, best)
+            total, own = sums.gather(1, best), log_p.reshape(n, -1).gather(1, best).flatten()
             words = (best % log_p.shape[1]).flatten()
             if K > 1:
                 parents = (best // log_p.shape[1] + groups * K).flatten()
                 state.take(parents)
-                ids, unfinished, length = ids[parents], unfinished[parents], length[parents]
+                ids, unfinished, length, others = (x[parents] for x in (ids, unfinished, length, others))
+                at_ends = at_ends[parents]
+            ended = unfinished & torch.isin(words, self.ends)
+            others = others + torch.where(ended & own.isfinite(), at_ends - own, 0)
             ids[:, step] = torch.where(unfinished, words, self.pad)
             state.append(ids[:, step], unfinished)
-            unfinished = unfinished & ~torch.isin(words, self.ends)
+            unfinished = unfinished & ~ended
             if not unfinished.any():
                 break
         best = (total / length.reshape(n, K).clamp(min=1)).argmax(1)
         chosen = best + groups.squeeze(1) * K
         if K > 1:
             state.take(chosen)
-        return ids[chosen], total.flatten()[chosen]
+        return ids[chosen], (total.flatten() + others)[chosen]
 
     def next_log_p(self, state: Continuation, step: int, first_words, unfinished: torch.Tensor) -> torch.Tensor:
         """Log P (n K, V) of the next token. After the last token allowed, a separator is certain, and padding after the end."""

@@ -11,6 +11,7 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 )
+from transformers.utils.logging import tqdm
 
 from .prompts_moesumm import PLAIN, PromptFormat, pad_prompts
 from .routing_moesumm import dataset_names_to_ids
@@ -269,12 +270,15 @@ class Summarizer:
         return min(min_length, max_length), max_length
 
     def summarize_windows(self, windows: list[Window]) -> list[str]:
-        """One summary per window; windows of similar length are in the same batch."""
+        """One summary per window; windows of similar length are in the same batch. Texts of several windows have a progress bar."""
         order = sorted(range(len(windows)), key=lambda i: (len(windows[i].ids), windows[i].max_length), reverse=True)
         summaries = {}
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            summaries |= zip(batch, self.generate([windows[i] for i in batch]), strict=True)
+        several = len({window.text for window in windows}) < len(windows)
+        with tqdm(total=len(order), unit=" windows", leave=False, disable=not several) as bar:
+            for start in range(0, len(order), self.batch_size):
+                batch = order[start : start + self.batch_size]
+                summaries |= zip(batch, self.generate([windows[i] for i in batch]), strict=True)
+                bar.update(len(batch))
         return [summaries[i] for i in range(len(windows))]
 
     def generate(self, windows: list[Window]) -> list[str]:

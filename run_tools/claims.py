@@ -203,7 +203,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[IO[bytes]]:
         except BlockingIOError:
             if not wait:
                 raise BlockingIOError(
-                    f"Another process writes {folder}. Wait for it, or stop it and repeat the command to resume."
+                    f"Another process writes {folder}. Wait for it, or stop it and repeat the command."
                 ) from None
             logger.warning("Another process writes %s; waiting for it.", folder)
             fcntl.flock(file, fcntl.LOCK_EX)

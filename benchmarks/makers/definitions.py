@@ -139,7 +139,9 @@ def lexicon_smollm2(name: str = "lexicon_smollm2") -> str:
     if counts["rows"]:
         title += f", {counts['rows']:,} rows of each dictionary for training and {counts['test_rows']:,} for tests"
     if settings["systems"]:
-        title += f", and in brackets the difference from the dense model; seeds {', '.join(map(str, settings['seeds']))}"
+        title += (
+            f", and in brackets the difference from the dense model; seeds {', '.join(map(str, settings['seeds']))}"
+        )
     command = f"lexicon_smollm2.py --data PATH --work FOLDER {' '.join(['--systems', *settings['systems']])}"
     if name == "lexicon_smollm2":
         command += " --packaged"

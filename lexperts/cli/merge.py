@@ -16,6 +16,8 @@ from merge_tools import MergeError
 from merge_tools.preflight import run_preflight
 from merge_tools.recipe_values import ALLOWANCES
 from merge_tools.shard_writer import SHARD_BYTES
+from merge_tools.staging import partial_folder
+from run_tools.errors import expand_user
 
 from . import merge_screen
 from .common import AsJson, Debug, new_app, print_json, run_app
@@ -75,6 +77,10 @@ def compose(
         let_threads_sleep()
         if dry_run:
             return show_plan(view, config, out, allow)
+        if not resume and (partial := partial_folder(expand_user(out).resolve())).is_dir():
+            view.report(
+                f"the unfinished mixture in {partial} is written anew; --resume keeps what is complete.", "note"
+            )
         with progress_bars(view) as progress:
             options = {"resume": resume, "allow": allow or None, "progress": progress}
             options |= {"verify": not no_verify, "sha256": sha256}

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -204,7 +205,9 @@ def test_errors_of_the_system_are_readable(folder, monkeypatch):
         _, err = run("compose", "recipe.yml", "out", code=2)
     assert err.startswith("error: No space left on device.") and "--resume" in err and err.count("\n") == 1
     assert (folder / ".out.partial").is_dir()
-    run("compose", "recipe.yml", "out", "--resume")
+    shutil.copytree(folder / ".out.partial", folder / ".again.partial")
+    assert "note: the unfinished mixture in " in run("compose", "recipe.yml", "again")[1]
+    assert "note:" not in run("compose", "recipe.yml", "out", "--resume")[1]
     assert not (folder / ".out.partial").exists()
 
 

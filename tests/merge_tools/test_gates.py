@@ -15,6 +15,7 @@ from merge_tools import MergeError, Progress, Recipe, add, compose, gate_texts, 
 from merge_tools.checkpoints import open_source
 from merge_tools.encoding import open_encoder, plain_tokenizer
 from merge_tools.layout import RoutedPart, Shape
+from tests.corpora import write_jsonl
 
 from .conftest import edit_json, old_spelling, open_model, read_tensors, recipe_of, run_python
 
@@ -243,6 +244,23 @@ def test_samples_end_at_line_feeds_only(tmp_path):
     assert gate_texts.read_samples(tmp_path / "rows.jsonl", 1, 256) == texts
     (tmp_path / "rows.txt").write_bytes("\r\n".join(texts).encode())
     assert gate_texts.read_samples(tmp_path / "rows.txt", 1, 256) == texts
+
+
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ({"text": ""}, "line 1 needs text, prompt, or term and context: its text is empty. Remove the row."),
+        (
+            {"messages": []},
+            "line 1 needs text, prompt, or term and context. Chats train experts; for gates and losses write each as",
+        ),
+        ({"txt": "a"}, "line 1 needs text, prompt, or term and context.$"),
+    ],
+)
+def test_a_row_that_is_no_sample_says_what_to_do(row, message, tmp_path):
+    path = write_jsonl(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(MergeError, match=message):
+        gate_texts.read_samples(path, 1, 256)
 
 
 def unit(row):

@@ -1,5 +1,6 @@
 """`ExhirdForCausalLM`: its backbone, factors of low rank, checkpoints that share the backbone's file, and generation."""
 
+import copy
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -214,14 +215,35 @@ def test_scores_are_those_of_the_phrases(beams):
     for prompt, ids, scores in zip(rows, flat(outputs.ids, model.config), outputs.log_probs, strict=True):
         with torch.no_grad():
             log_p = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        each, phrase = log_p[torch.arange(len(ids)), torch.tensor(ids)], 0
+        each, at_ends = log_p[torch.arange(len(ids)), torch.tensor(ids)], log_p[:, list(ends)].logsumexp(1)
         expected = [0.0]
-        for token, value in zip(ids, each.tolist(), strict=True):
-            expected[-1] += value
+        for token, value, end in zip(ids, each.tolist(), at_ends.tolist(), strict=True):
+            expected[-1] += end if token in ends else value
             if token in ends:
                 expected.append(0.0)
         torch.testing.assert_close(scores[: len(expected) - 1], torch.tensor(expected[:-1]), rtol=1e-3, atol=1e-3)
-        assert not phrase
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_score_of_a_phrase_does_not_depend_on_what_may_follow(beams):
+    """The last phrase of a document, with and without a further one."""
+    model, options = copy.deepcopy(fitted()), {"num_beams": beams, "exclusion_window": 0}
+    with torch.no_grad():  # where EOS is likely, a separator is next
+        weight = model.get_output_embeddings().weight
+        weight[model.config.marks[0]] = 0.97 * weight[model.config.ends[0]]
+    compared = 0
+    for row in prompts():
+        one = model.generate_phrases(torch.tensor([row]), **options)
+        last = one.ids.shape[1] - 1
+        if last + 2 > model.config.max_phrases:
+            continue
+        more = model.generate_phrases(torch.tensor([row]), min_phrases=last + 2, **options)
+        length = int(torch.isin(one.ids[0, last], torch.tensor(model.config.ends)).nonzero()[0])
+        same = torch.equal(more.ids[0, : last + 1, :length], one.ids[0, :, :length])
+        if same and more.ids[0, last, length] in model.config.marks:  # a word may follow, too
+            torch.testing.assert_close(more.log_probs[0, : last + 1], one.log_probs[0], rtol=1e-4, atol=1e-5)
+            compared += 1
+    assert compared
 
 
 def test_beams_find_phrases_of_higher_mean_probability():

@@ -85,7 +85,7 @@ class RunFolder:
         if leftovers and not record:
             raise SettingsMismatchError(
                 f"{self.path} contains {leftovers[0].name}, without a record of its settings ({self.record.name}). "
-                + self.other_folder
+                "Use another --output-dir."
             )
         if leftovers and (text := differences(record["settings"], self.settings, shared=True)):
             raise SettingsMismatchError(f"{self.path} contains a run with other settings: {text}. {self.other_folder}")
