@@ -183,7 +183,7 @@ def build_recipe(source: dict, changes: dict, problems: dict[str, str]) -> Recip
         all_given = [*given, *base_expert(options, problems)]
         experts = [read_expert(expert, number, problems) for number, expert in enumerate(all_given, 1)]
     elif readable:
-        problem = "has no experts" if not given else f"has experts={short_repr(given)}, which is no list"
+        problem = "has no experts" if not given else f"has experts={short_repr(given)}, which is not a list"
         raise MergeError(f"The recipe {problem}. Give a list: experts: [{{source_model: PATH}}, ...].")
     if not readable or len(problems) > count:
         return None

@@ -79,7 +79,7 @@ def compose(
             return show_plan(view, config, out, allow)
         if not resume and (partial := partial_folder(expand_user(out).resolve())).is_dir():
             view.report(
-                f"the unfinished mixture in {partial} is written anew; --resume keeps what is complete.", "note"
+                f"the unfinished mixture in {partial} is written from scratch; --resume keeps what is complete.", "note"
             )
         with progress_bars(view) as progress:
             options = {"resume": resume, "allow": allow or None, "progress": progress}

@@ -63,8 +63,11 @@ RECIPES = {
     "k as truth": ({"experts_per_token": True}, "experts_per_token .* got True"),
     "k as a fraction": ({"experts_per_token": 1.5}, "experts_per_token .* got 1.5"),
     "no experts": ({"experts": None}, r"experts: \[\{source_model: PATH\}, ...\]"),
-    "experts as a number": ({"experts": 3}, "has experts=3, which is no list. Give a list: experts: "),
-    "experts as a mapping": ({"experts": {"source_model": "a"}}, "has experts={'source_model': 'a'}, which is no list"),
+    "experts as a number": ({"experts": 3}, "has experts=3, which is not a list. Give a list: experts: "),
+    "experts as a mapping": (
+        {"experts": {"source_model": "a"}},
+        "has experts={'source_model': 'a'}, which is not a list",
+    ),
     "an empty list of experts": ({"experts": []}, "The recipe has no experts"),
     "an expert of nothing": ({"experts": [None, None]}, "source_model, got None"),
     "a misspelt source": (
