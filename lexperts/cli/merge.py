@@ -77,7 +77,7 @@ def compose(
         let_threads_sleep()
         if dry_run:
             return show_plan(view, config, out, allow)
-        if not resume and (partial := partial_folder(expand_user(out).resolve())).is_dir():
+        if not resume and os.path.isdir(partial := partial_folder(expand_user(out).resolve())):
             view.report(
                 f"the unfinished mixture in {partial} is written from scratch; --resume keeps what is complete.", "note"
             )
