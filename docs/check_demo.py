@@ -98,6 +98,8 @@ def main() -> int:
         for name, view in VIEWS.items():
             browser = playwright.chromium.launch(executable_path=args.chromium, args=FLAGS)  # a new one has no cache
             page = open_page(browser, base, view, requests)
+            if args.screenshots and name == "wide":
+                page.locator(".keyphrase-demo").screenshot(path=args.screenshots / "demo.png")  # docs/images/demo.png
             results[f"first_answer_{name}_s"] = first_answer(page)
             results[f"status_{name}"] = page.inner_text(".kd-status")
             if args.screenshots:
