@@ -169,7 +169,7 @@ def check_output(output: str | Path, source: str | None = None) -> ResumableOutp
     check_new_folder("OUT", output.parent)
     if os.path.isdir(output):
         raise UserError(f"OUT {output} is a folder. Name a file in it, such as {output / 'out.jsonl'}.")
-    if source is not None and output.exists() and os.path.exists(source) and os.path.samefile(output, source):
+    if source is not None and os.path.exists(output) and os.path.exists(source) and os.path.samefile(output, source):
         raise UserError(f"OUT {output} is the source, which is not replaced. Name another file.")
     if output.suffix == ".parquet":
         import_parquet()
