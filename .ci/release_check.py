@@ -43,7 +43,6 @@ CONTENTS = {
         for name in ("lexicon", "moesumm", "exhird")
     },
 }
-OLDEST_PYTHON = (3, 11)  # as in setup.cfg
 BOUNDED = ("merge", "serve", "train", "offline")  # extras whose lower bounds are tested
 PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", "run_tools", *(path.name for path in ROOT.glob("modeling_*"))}
 FORBIDDEN = re.compile(r"(^|/)(tests|benchmarks|shared|\.venv|\.git|runs)/|\.(pyc|jsonl|safetensors|bin|pt)$")
@@ -181,6 +180,13 @@ def try_lite() -> None:
     run(python, "-P", "smoke.py", "lite", cwd=folder)
 
 
+def oldest_python() -> tuple[int, ...]:
+    """The version in `python_requires = >=3.11`."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    return tuple(map(int, setup["options"]["python_requires"].removeprefix(">=").split(".")))
+
+
 def pinned_torch(lines: list[str]) -> str:
     """The version in `torch==2.13.0`."""
     return next(line for line in lines if line.startswith("torch==")).partition("==")[2]
@@ -211,7 +217,7 @@ def main() -> None:
         list_components("newest")
     if args.only in (None, "lite"):
         try_lite()
-    if args.only is None and sys.version_info[:2] != OLDEST_PYTHON:
+    if args.only is None and sys.version_info[:2] != oldest_python():
         print("The lower bounds are for the oldest Python: newer ones have no wheels of some of these versions.")
     elif args.only in (None, "oldest"):
         oldest = WORK / "lower_bounds.txt"

@@ -17,6 +17,7 @@ from merge_tools.preflight import run_preflight
 from merge_tools.recipe_values import ALLOWANCES
 from merge_tools.shard_writer import SHARD_BYTES
 from merge_tools.staging import partial_folder
+from run_tools.claims import Claim
 from run_tools.errors import expand_user
 
 from . import merge_screen
@@ -77,7 +78,8 @@ def compose(
         let_threads_sleep()
         if dry_run:
             return show_plan(view, config, out, allow)
-        if not resume and os.path.isdir(partial := partial_folder(expand_user(out).resolve())):
+        partial = partial_folder(expand_user(out).resolve())
+        if not resume and Claim.read(partial) is not None:
             view.report(
                 f"the unfinished mixture in {partial} is written from scratch; --resume keeps what is complete.", "note"
             )

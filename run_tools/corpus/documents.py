@@ -113,10 +113,10 @@ class Corpus:
             "csv": (self._check_csv, self._read_csv),
             "parquet": (self._check_parquet, self._read_parquet),
         }[self._format]
+        if next(self._records(), None) is None:
+            raise SourceError(f"There are no documents in {self.source}.")
         self.documents = check()
         """The number of documents, or `None` if it is known only after reading."""
-        if self.documents == 0:
-            raise SourceError(f"There are no documents in {self.source}.")
 
     def describe(self) -> dict:
         """The settings and the files' names, sizes and versions (modification times, ETags), without the documents."""
@@ -278,8 +278,6 @@ class Corpus:
                 self._warned.add(name)  # once, not for each of many files
                 columns = ", ".join(map(repr, names))
                 warnings.warn(f"The first rows of {path} have no column {name!r}, only {columns}.", stacklevel=2)
-        if not records and len(self._paths) == 1:  # also in a compressed one, whose lines are not counted
-            raise SourceError(f"There are no documents in {self.source}.")
 
     def _check_each(self, check: Callable[[str], int | None]) -> int:
         """Checks each file -> the number of documents, if the check says it; a damaged file is one, that is reported when it
@@ -309,10 +307,7 @@ class Corpus:
 
     def _check_header(self, path: str) -> None:
         with self._open(path) as file:
-            header = csv_header(file, self._delimiter(path), self.encoding)
-        if not header and len(self._paths) == 1:
-            raise SourceError(f"There are no documents in {self.source}.")
-        self._check_columns(path, header)
+            self._check_columns(path, csv_header(file, self._delimiter(path), self.encoding))
 
     def _delimiter(self, path: str) -> str:
         return self.delimiter or DELIMITERS[suffix(path)]

@@ -293,6 +293,8 @@ def test_a_column_that_json_lines_lack_is_a_warning(tmp_path):
         ("empty.jsonl", ValueError, "There are no documents in"),
         ("empty.parquet", ValueError, "There are no documents in"),
         ("empty.csv", ValueError, "There are no documents in"),
+        ("empty of rows.csv", ValueError, "There are no documents in"),
+        ("a blank first line.csv", ValueError, "has no column 'text'"),
         ("a.docx", ValueError, "unknown suffix '.docx'"),
         ("pipe.jsonl", ValueError, "pipe.jsonl is not a regular file"),
         ("utf-16.jsonl", ValueError, "UTF-16-LE.*--encoding utf-16-le"),
@@ -305,6 +307,10 @@ def test_what_cannot_be_opened_is_named(name, kind, message, tmp_path):
         parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / name)
     elif name == "empty.csv":
         (tmp_path / name).touch()
+    elif name == "empty of rows.csv":
+        (tmp_path / name).write_text("id,text\n")
+    elif name == "a blank first line.csv":
+        (tmp_path / name).write_text("\nid,text\n1,graph\n")
     elif name.startswith(("empty", "a", "utf")):
         (tmp_path / name).write_text(
             "\n \n" if name.startswith("empty") else '{"text": "graph"}',

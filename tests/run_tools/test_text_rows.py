@@ -1,11 +1,14 @@
 """Rows of text files: encodings, delimiters, arrays, deep nesting."""
 
 import codecs
+import csv
 import io
 import json
 from itertools import islice
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from run_tools.corpus.text_rows import (
     DEEPEST,
@@ -19,6 +22,9 @@ from run_tools.corpus.text_rows import (
 )
 from run_tools.errors import UserError
 
+CELL = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff") | st.sampled_from('",\n\r'), max_size=6
+)
 ROWS = [{"id": "ü1", "text": "Straße €5"}, {"id": "2", "text": "naïve 漢字"}]
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
 
@@ -66,6 +72,14 @@ def test_quotes_are_read_as_they_were_written_or_are_errors_of_their_rows():
         next(rows)
     with pytest.raises(ValueError, match="^lines 1 to 2: a quote is never closed"):
         csv_header(io.BytesIO(b'id,"text\n1,graph\n'), ",")
+
+
+@given(st.lists(st.tuples(CELL, CELL), max_size=4), st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+def test_a_table_that_was_written_is_read_unchanged(cells, quoting):
+    text = io.StringIO(newline="")
+    csv.writer(text, quoting=quoting).writerows([("id", "text"), *cells])
+    rows = values(csv_rows(io.BytesIO(text.getvalue().encode()), ","))
+    assert [(row["id"], row["text"]) for row in rows] == cells
 
 
 def test_cp1252_is_read_if_it_is_named():
