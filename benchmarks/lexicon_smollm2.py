@@ -5,8 +5,8 @@
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                        # WordNet: hours on two cores
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --dictionaries oxford urban --systems main experts_1 \\
         --rows 5000 --test_rows 1000 --name lexicon_smollm2_dictionaries                  # a part of other dictionaries
-    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --gpu \\
-        --dictionaries wordnet oxford urban all --seeds 42 84 21 --prompted            # on a GPU
+    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --gpu --at_once 9 --jobs 4 \\
+        --dictionaries wordnet oxford urban --seeds 42 84 21 --name lexicon_smollm2_gpu   # on a GPU
 
 `lexperts define run smollm2` with named changes (`ablations.yml`), greedy definitions of the test rows: `main` is the recipe, a model that
 was fine-tuned on all rows and experts that start from it; `experts_1` the same training without a split, a dense model; `paper` has
@@ -16,10 +16,14 @@ from the dense model are bootstrapped over rows. `all` are the three dictionarie
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
-from common import evaluated, first_rows, make_parser, run_lexperts, write
+from common import Record, check_same_settings, evaluated, first_rows, make_parser, run_lexperts
+
+from run_tools.files import write_file
 
 DICTIONARIES = ("wordnet", "oxford", "urban")
 DENSE, PROMPTED = "experts_1", "prompted"
@@ -41,21 +45,27 @@ def rows_of(options, name: str) -> dict[str, list[Path]]:
 
 
 def recipe(options, name: str, system: str, seed: int) -> Path:
-    """Runs the recipe with a named change -> the file of definitions."""
-    files = {f"{split}_files": [str(path) for path in paths] for split, paths in rows_of(options, name).items()}
-    changes = [f"seed={seed}", "best=null", *(f"{key}={json.dumps(value)}" for key, value in files.items())]
+    """Runs the recipe with a named change -> the file of definitions. Runs of one seed share their steps."""
+    rows, output = rows_of(options, name), options.work / name / f"{system}-{seed}.jsonl"
+    settings = {"data": rows, "system": system, "seed": seed, "gpu": options.gpu}
+    check_same_settings(output, settings, options.overwrite)
+    if output.exists():
+        return output
+    files = {f"{split}_files": [str(path) for path in paths] for split, paths in rows.items()}
+    changes = {"seed": seed, "best": None, "evaluate": None, **files}
     if options.gpu:
-        changes += [
-            f"{section}.use_cpu=false"
-            for section in ("expert", "shared_finetune")
-            if system != "paper" or section == "expert"
-        ]
-    work = options.work / name
-    settings = {"work_dir": work, "set": changes, "ablation": system, "jobs": options.jobs}
-    run_lexperts("define", "run", "smollm2", log=work / f"{system}-{seed}.log", threads=options.threads, **settings)
+        sections = ("expert",) if system == "paper" else ("expert", "shared_finetune")
+        for section in sections:
+            changes |= {f"{section}.use_cpu": False, f"{section}.per_device_eval_batch_size": 16}
+        changes["plain.batch_size"] = 128
+    given = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    work, log = options.work / name / str(seed), output.with_suffix(".log")
+    more = {"work_dir": work, "set": given, "ablation": system, "jobs": options.jobs}
+    run_lexperts("define", "run", "smollm2", log=log, threads=options.threads, **more)
     report = json.loads((work / ("run.json" if system == "main" else f"run.{system}.json")).read_text(encoding="utf-8"))
     (folder,) = (Path(step["folder"]) for step in report["steps"] if step["name"] == "plain")
-    return folder / "out" / "definitions.jsonl"
+    write_file(output, (folder / "out" / "definitions.jsonl").read_text(encoding="utf-8"))
+    return output
 
 
 def prompted(options, name: str) -> dict[str, Path]:
@@ -80,8 +90,9 @@ def packaged(options, name: str) -> Path:
     return output
 
 
-def measure(options, name: str) -> dict:
+def measure(options, dictionary: str) -> dict:
     """The scores of all systems on a dictionary, and their differences from the dense model."""
+    name = dictionary
     systems = {system: [recipe(options, name, system, seed) for seed in options.seeds] for system in options.systems}
     if options.prompted:
         systems |= {system: [path] for system, path in prompted(options, name).items()}
@@ -93,14 +104,11 @@ def measure(options, name: str) -> dict:
     scores = evaluated("definitions", output, log=output.with_suffix(".log"), **given)
     for system, own in scores["systems"].items():
         print(name, system, {m: round(value["mean"], 2) for m, value in own["context"].items()}, flush=True)
-    return {
-        "dictionary": name,
-        **{key: scores[key] for key in ("rows", "systems", "tests", "metrics")},
-    }
+    return {key: scores[key] for key in ("rows", "systems", "tests", "metrics")}
 
 
 def main():
-    """Runs what is missing, and writes the results."""
+    """Runs what is missing in the results."""
     parser = make_parser(__doc__, "lexicon_smollm2", "definitions/", work=True)
     parser.add_argument("--dictionaries", nargs="+", choices=(*DICTIONARIES, "all"), default=["wordnet"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
@@ -111,12 +119,18 @@ def main():
     parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
     parser.add_argument("--shots", type=int, nargs="+", default=[0, 4], help="examples in the prompt")
     parser.add_argument("--threads", type=int, help="threads of each process; by default torch's choice")
+    parser.add_argument("--at_once", type=int, default=1, help="runs of the recipe at the same time, each with --jobs")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
     options = parser.parse_args()
     torch.set_num_threads(options.threads or torch.get_num_threads())  # here, too, and as the results will say
-    rows = [measure(options, name) for name in options.dictionaries]
-    settings = {name: getattr(options, name) for name in ("dictionaries", "seeds", "systems", "rows", "test_rows")}
-    write(options.name, rows, **settings, shots=options.shots if options.prompted else [])
+    settings = {name: getattr(options, name) for name in ("seeds", "systems", "rows", "test_rows", "gpu")}
+    shots = options.shots if options.prompted else []
+    record = Record(options.name, overwrite=options.overwrite, **settings, shots=shots)
+    pending = [name for name in options.dictionaries if not record.find(dictionary=name)]
+    runs = [(name, system, seed) for seed in options.seeds for system in options.systems for name in pending]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        list(pool.map(lambda run: recipe(options, *run), runs))
+    record.complete(partial(measure, options), [{"dictionary": name} for name in pending])
 
 
 if __name__ == "__main__":

@@ -146,7 +146,8 @@ def lexicon_smollm2(name: str = "lexicon_smollm2") -> str:
     if name == "lexicon_smollm2":
         command += " --packaged"
     else:
-        command += f" --dictionaries {' '.join(settings['dictionaries'])} --name {name}"
+        names = " ".join(row["dictionary"] for row in record["results"])
+        command += f" --dictionaries {names} --seeds {' '.join(map(str, settings['seeds']))} --name {name}"
     command += "".join(f" --{name} {count}" for name, count in counts.items() if count)
     command += f" --prompted --shots {' '.join(map(str, settings['shots']))}" if settings["shots"] else ""
     return page([f"{title}:", "", *table(head, lines)], record, command)
