@@ -23,13 +23,16 @@ from pathlib import Path
 import torch
 from common import Record, check_same_settings, evaluated, first_rows, make_parser, run_lexperts
 
+from lexperts.recipes.lexicon.steps import FOLDER
 from run_tools.files import write_file
+from run_tools.yaml_files import read_yaml
 
 DICTIONARIES = ("wordnet", "oxford", "urban")
 DENSE, PROMPTED = "experts_1", "prompted"
 DEFAULT = "lexicon-smollm2"  # the packaged model
 SYSTEMS = ("main", DENSE, "paper")
 SPLITS = ("train", "validation", "test")
+ABLATIONS = read_yaml(FOLDER / "ablations.yml")
 
 
 def rows_of(options, name: str) -> dict[str, list[Path]]:
@@ -54,8 +57,8 @@ def recipe(options, name: str, system: str, seed: int) -> Path:
     files = {f"{split}_files": [str(path) for path in paths] for split, paths in rows.items()}
     changes = {"seed": seed, "best": None, "evaluate": None, **files}
     if options.gpu:
-        sections = ("expert",) if system == "paper" else ("expert", "shared_finetune")
-        for section in sections:
+        has_shared = ABLATIONS.get(system, {}).get("shared_finetune", True) is not None
+        for section in ("expert", "shared_finetune") if has_shared else ("expert",):
             changes |= {f"{section}.use_cpu": False, f"{section}.per_device_eval_batch_size": 16}
         changes["plain.batch_size"] = 128
     given = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
