@@ -148,14 +148,17 @@ def save(path: Path, rows: list[dict], answers: list[str]) -> None:
     path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
 
 
-def adapt(options, sets: dict[str, Path], system: str, seed: int, rows: int) -> None:
+def few_name(rows: int, factor: float) -> str:
+    """The folder of a few-shot setting."""
+    return f"few_{rows}" + (f"_x{factor:g}" if factor != 1 else "")
+
+
+def adapt(options, sets: dict[str, Path], system: str, seed: int, rows: int, factor: float) -> None:
     """Few-shot: a system after training on a few rows of each new set, and its summaries."""
-    model, folder = (
-        options.work / "models" / f"{system}-{seed}",
-        options.work / "summaries" / f"few_{rows}" / f"{system}-{seed}",
-    )
+    model = options.work / "models" / f"{system}-{seed}"
+    folder = options.work / "summaries" / few_name(rows, factor) / f"{system}-{seed}"
     new = {name: sets[name] for name in NEW}
-    settings = FEW[system] | GENERATION | {
+    settings = GENERATION | {"learning_rate": FEW[system]["learning_rate"] * factor} | {
         "setting": "few_shot", "model_name_or_path": model, "train": "all", "few_shot_rows": rows, "draws": options.draws,
         "datasets": [f"{name}={place}" for name, place in new.items()], "seed": seed, "use_cpu": not options.gpu,
         "num_train_epochs": 5, "train_sampling_strategy": "random",
@@ -188,13 +191,17 @@ def run_system(options, sets: dict[str, Path], system: str, seed: int) -> None:
         model = next(iter(models.values()))
         summarize(options, dict.fromkeys(new, model), new, summaries / "zero_shot" / name, zero_shot=True)
     for rows in options.few_rows if system in FEW else []:
-        adapt(options, sets, system, seed, rows)
+        for factor in options.few_factors:
+            adapt(options, sets, system, seed, rows, factor)
 
 
 def score(options) -> list[dict]:
     """The table of each setting, with the differences from the baseline where it was run."""
     settings = {"in domain": ("in_domain", "*/x"), "zero-shot": ("zero_shot", "*/x")}
-    settings |= {f"few-shot, {rows} rows": (f"few_{rows}", "*/draw_*") for rows in options.few_rows}
+    for rows in options.few_rows:
+        for factor in options.few_factors:
+            rates = f", learning rates × {factor:g}" if factor != 1 else ""
+            settings[f"few-shot, {rows} rows{rates}"] = few_name(rows, factor), "*/draw_*"
     results = []
     for setting, (folder, runs) in settings.items():
         patterns = {name: options.work / "summaries" / folder / f"{name}-{runs}" for name in (*options.systems,)}
@@ -228,6 +235,7 @@ def main():
     parser.add_argument("--test_rows", type=int, help="test rows of each set; by default all")
     parser.add_argument("--no_zero_shot", dest="zero_shot", action="store_false", help="in domain and few-shot only")
     parser.add_argument("--few_rows", type=int, nargs="*", default=[10, 100], help="rows for few-shot")
+    parser.add_argument("--few_factors", type=float, nargs="+", default=[1], help="of the learning rates for few-shot")
     parser.add_argument("--draws", type=int, default=1, help="samples of rows for few-shot")
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--gpu", action="store_true", help="train on the GPU; otherwise on the CPU")
@@ -242,7 +250,17 @@ def main():
             run.result()
     settings = {
         name: getattr(options, name)
-        for name in ("systems", "seeds", "rows", "test_rows", "few_rows", "draws", "in_domain", "zero_shot")
+        for name in (
+            "systems",
+            "seeds",
+            "rows",
+            "test_rows",
+            "few_rows",
+            "few_factors",
+            "draws",
+            "in_domain",
+            "zero_shot",
+        )
     }
     settings["baseline"] = baseline_of(options.systems)
     write(options.name, score(options), **settings, training=SYSTEMS, few_training=FEW, writing=GENERATION)

@@ -227,12 +227,13 @@ def test_a_part_alone_is_trained(part, names, base, rows_file, tmp_path, capsys)
     assert moved == {name for name in before if len(parts := name.split(".")) == 6 and parts[3] in names}
 
 
-def test_differences_of_low_rank_are_trained_and_added_to_the_weights(base, rows_file, tmp_path, capsys):
+@pytest.mark.parametrize("part, places", [("mlp", (".mlp.",)), ("linear", (".mlp.", ".self_attn."))])
+def test_differences_of_low_rank_are_trained_and_added_to_the_weights(part, places, base, rows_file, tmp_path, capsys):
     options = (
         "--model_name_or_path",
         base,
         "--train",
-        "mlp",
+        part,
         "--lora_r",
         2,
         "--save_strategy",
@@ -248,8 +249,9 @@ def test_differences_of_low_rank_are_trained_and_added_to_the_weights(base, rows
         for name in before
         if before[name].dim() == 2
     }
-    assert {int(rank) for name, rank in ranks.items() if ".mlp." in name} == {2}
-    assert all(torch.equal(before[name], after[name]) for name in before if ".mlp." not in name)
+    trained = {name for name in before if any(place in name for place in places)}
+    assert {int(ranks[name]) for name in trained} == {2}
+    assert all(torch.equal(before[name], after[name]) for name in before.keys() - trained)
     rest = ("--max_steps", 4, "--resume_from_checkpoint", tmp_path / "whole" / "checkpoint-2")
     train_expert_in(capsys, rows_file, tmp_path / "resumed", *options, *rest)
     torch.testing.assert_close(load_file(tmp_path / "resumed" / "model.safetensors"), after)

@@ -94,7 +94,8 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     model, tokenizer = load_or_create(model_args, rows["train"], folder.start, training_args.seed)
     if model_args.lora_r is not None:
         part = TRAINED[model_args.train]
-        names = [name for name, module in model.named_modules() if part in name and isinstance(module, nn.Linear)]
+        linears = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+        names = [name for name in linears if part in f"{name}."]
         model = add_lora(model, model_args.lora_r, target_modules=names)
     else:
         for name, parameter in model.named_parameters():
