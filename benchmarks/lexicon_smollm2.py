@@ -37,11 +37,11 @@ ABLATIONS = read_yaml(FOLDER / "ablations.yml")
 
 def rows_of(options, name: str) -> dict[str, list[Path]]:
     """The files of each split: with the first rows, where fewer were asked for."""
-    counts, found = {"train": options.rows, "test": options.test_rows}, {}
+    counts, found = {"train": options.rows, "validation": options.test_rows, "test": options.test_rows}, {}
     for split in SPLITS:
         parts = DICTIONARIES if name == "all" else (name,)
         found[split] = [options.data / "definitions" / part / f"{split}.jsonl" for part in parts]
-        if count := counts.get(split):
+        if count := counts[split]:
             names = (options.work / "data" / str(count) / f"{part}-{split}.jsonl" for part in parts)
             found[split] = [first_rows(*both, count) for both in zip(found[split], names, strict=True)]
     return found
@@ -116,7 +116,9 @@ def main():
     parser.add_argument("--dictionaries", nargs="+", choices=(*DICTIONARIES, "all"), default=["wordnet"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--rows", type=int, help="training rows of each dictionary; by default all")
-    parser.add_argument("--test_rows", type=int, help="test rows of each dictionary; by default all")
+    parser.add_argument(
+        "--test_rows", type=int, help="rows for validation and tests of each dictionary; by default all"
+    )
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), help="named changes of the recipe")
     parser.add_argument("--packaged", action="store_true", help="also the default model, as installed")
     parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
