@@ -7,7 +7,7 @@
         --modes "no exclusion" "window 1" "window 4" "all preceding"
 
 `extractor` is the default model of extraction with the style of the set, `neighbours` the tags that are most frequent among the nearest training
-rows, by MiniLM-L6 (each weighted by its similarity). All other systems are trained on the training rows of one set: `default` is the
+rows, by MiniLM-L6 (each weighted by its similarity), `both` these and those of the generator, by reciprocal ranks. All other systems are trained on the training rows of one set: `default` is the
 packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained by this script. Scores are those of
 ExHiRD's convention on whole test splits, with 95% intervals (bootstrap over documents), and differences from the first mode of a system (paired). A system generates as many phrases as it was trained
 to, or at least eight, none of which begins as an earlier one.
@@ -37,12 +37,14 @@ from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.tokenization_exhird import split_document
 
 SETS = {"stackexchange": {"num_train_epochs": 2}, "kp20k_sample": {"num_train_epochs": 4}}
-GENERATOR, EXTRACTOR, NEIGHBOURS, DECODER = "default", "extractor", "neighbours", "decoder"
-SYSTEMS = (GENERATOR, EXTRACTOR, NEIGHBOURS, DECODER, "BiGRU", "warm start, MiniLM-L6")
+GENERATOR, EXTRACTOR, NEIGHBOURS, BOTH, DECODER = "default", "extractor", "neighbours", "both", "decoder"
+SYSTEMS = (GENERATOR, EXTRACTOR, NEIGHBOURS, BOTH, DECODER, "BiGRU", "warm start, MiniLM-L6")
 NEAREST, SUGGESTED = 20, 5  # neighbours and tags
+RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al., 2009)
+LONGER, FOUND = "at least 8 phrases", "extracted"
 MODES = {
     "as trained": {},
-    "at least 8 phrases": {"min_phrases": 8, "exclusion_window": -1},
+    LONGER: {"min_phrases": 8, "exclusion_window": -1},
     "no exclusion": {"exclusion_window": 0},
     "window 1": {"exclusion_window": 1},
     "window 4": {"exclusion_window": 4},
@@ -77,6 +79,33 @@ def look_up(options, name: str, output: Path) -> None:
             votes.update(dict.fromkeys(known[i]["keyphrases"], float(similarity[i])))
         suggestions.append([tag for tag, _ in votes.most_common(SUGGESTED)])
     save(output, rows, suggestions)
+
+
+def combine(options, name: str, output: Path) -> None:
+    """The phrases of the generator and of the nearest training rows, each with the sum of its reciprocal ranks.
+
+    Raises:
+        FileNotFoundError: if these two systems were not run before.
+    """
+    files = [generated(options, GENERATOR, name, LONGER), generated(options, NEIGHBOURS, name, FOUND)]
+    both = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
+    fused = []
+    for rows in zip(*both, strict=True):
+        forms: dict[str, str] = {}
+        scores: Counter[str] = Counter()
+        for row in rows:
+            for rank, phrase in enumerate(row["generated"]):
+                stem = stem_phrase(phrase)
+                forms.setdefault(stem, phrase)
+                scores[stem] += 1 / (RANK_OFFSET + rank)
+        fused.append([forms[stem] for stem, _ in scores.most_common()])
+    save(output, both[0], fused)
+
+
+def generated(options, system: str, name: str, mode: str, seed: int = 1) -> Path:
+    """The file of a system's phrases."""
+    folder = "-".join(map(file_name, (system, name, str(seed), mode, str(options.rows))))
+    return options.work / "generated" / folder / f"{name}.jsonl"
 
 
 def save(path: Path, rows: list[dict], phrases: list[list[str]]) -> None:
@@ -143,21 +172,19 @@ def differences(ours: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> d
 def measure(options, system: str, set: str, seed: int) -> dict:
     """One system on one set, in each mode of generation."""
     test, results = data_file(options.data, set, "test"), {}
-    untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up}.get(system)
+    untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up, BOTH: combine}.get(system)
     model, first = None if untrained else train(options, system, set, seed), None
-    for mode in options.modes if model else ["extracted"]:
-        output = (
-            options.work / "generated" / "-".join(map(file_name, (system, set, str(seed), mode, str(options.rows))))
-        )
-        path, start = output / f"{set}.jsonl", time.perf_counter()
-        output.mkdir(parents=True, exist_ok=True)
+    for mode in options.modes if model else [FOUND]:
+        path, start = generated(options, system, set, mode, seed), time.perf_counter()
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             if untrained:
                 untrained(options, set, path)
             else:
-                given = {"model": model, "test_files": f"{set}={test}", "output_dir": output} | MODES[mode]
+                given = {"model": model, "test_files": f"{set}={test}", "output_dir": path.parent} | MODES[mode]
                 given |= {"max_rows": options.rows} if options.rows else {}
-                run_lexperts("evaluate", "exhird", log=output.with_suffix(".log"), threads=options.threads, **given)
+                log = path.parent.with_suffix(".log")
+                run_lexperts("evaluate", "exhird", log=log, threads=options.threads, **given)
         scores, values = scores_of(path, test)
         results[mode] = scores | {"seconds": time.perf_counter() - start}
         if first:
@@ -192,7 +219,7 @@ def main():
         for seed in options.seeds
         for name in options.sets
         for system in options.systems
-        if system != GENERATOR or name == "stackexchange"
+        if system not in (GENERATOR, BOTH) or name == "stackexchange"
     ]
     record.complete(partial(measure, options), keys, options.jobs)
 
