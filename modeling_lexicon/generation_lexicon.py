@@ -4,7 +4,6 @@
 Letters: B rows, n samples per row, T tokens, t generated tokens, V vocabulary, E experts, c embedding size.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ from transformers.utils import logging
 from .cache_lexicon import CACHE
 from .data_lexicon import PLAIN, format_prompt
 from .greedy_lexicon import can_shrink, decode_greedily
+from .terms_lexicon import is_in_context, truncate_context_around
 
 logger = logging.get_logger(__name__)
 
@@ -120,7 +120,7 @@ class DefinitionGenerator:
 
     def build_prompts(self, pairs: list[tuple[str, str]], first: int) -> list[list[int]]:
         """Terms and contexts, the first of which has the number `first` -> token ids."""
-        absent = [term for term, context in pairs if term.lower() not in context.lower()]
+        absent = [term for term, context in pairs if not is_in_context(term, context)]
         if absent and len(pairs) == 1:
             logger.warning(
                 f"{absent[0]!r:.80} does not occur in its context, so that the definition may be of another sense."
@@ -226,21 +226,6 @@ class DefinitionGenerator:
         ids = torch.tensor([tokens + [pad] * (T - len(tokens)) for tokens in sequences], device=device)
         mask = torch.tensor([[1] * len(tokens) + [0] * (T - len(tokens)) for tokens in sequences], device=device)
         return self.reward(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
-
-
-def truncate_context_around(term: str, context: str, fits: Callable[[str], bool]) -> str | None:
-    """The widest window of a context around its term that fits; `None` if not even the term fits."""
-    words = context.split()
-    term_words = term.lower().split()
-    normalised = [word.strip(".,;:!?\"'()").lower() for word in words]
-    starts = range(len(words))
-    middle = next((i for i in starts if normalised[i : i + len(term_words)] == term_words), 0)
-
-    def window(width: int) -> str:
-        return " ".join(words[max(0, middle - width) : middle + width + len(term_words)])
-
-    too_wide = bisect_left(range(len(words) + 1), True, key=lambda width: not fits(window(width)))
-    return window(too_wide - 1) if too_wide else None
 
 
 def load_reward_model(reward_model, device):

@@ -82,6 +82,8 @@ def cluster(
         ImportError: if scikit-learn, or matplotlib with `plot`, is not installed.
     """
     check_options(method, embedded, k, embedder, plot)
+    from modeling_lexicon.terms_lexicon import is_in_context  # imports torch, which takes seconds
+
     out = Path(out)
     if out.exists() and any(out.iterdir()):
         raise MergeError(f"{out} is not empty. Choose another folder, or delete its files.")
@@ -98,7 +100,7 @@ def cluster(
     if not sizes.all():
         raise MergeError(f"Cluster {sizes.argmin()} is empty: the texts are too similar for k={k}. Use a smaller k.")
     result = {"method": method, "names": names, "sizes": sizes.tolist(), "rows": len(rows), "dropped": dropped}
-    result["absent"] = sum(row["term"].lower() not in row["context"].lower() for row in rows)
+    result["absent"] = sum(not is_in_context(row["term"], row["context"]) for row in rows)
     result["terms"] = top_terms(texts, labels, len(names))
     if x is not None:
         is_folder = isinstance(embedder, str) and Path(embedder).is_dir()

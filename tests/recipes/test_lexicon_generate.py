@@ -22,12 +22,8 @@ from lexperts.cli.define import app
 from lexperts.recipes.lexicon import generate, in_context, train_expert
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
-from modeling_lexicon.generation_lexicon import (
-    SAMPLING,
-    DefinitionGenerator,
-    generated_lengths,
-    truncate_context_around,
-)
+from modeling_lexicon.generation_lexicon import SAMPLING, DefinitionGenerator, generated_lengths
+from modeling_lexicon.terms_lexicon import find_term, truncate_context_around
 from run_tools.corpus import block_runs
 from tests.recipes import helpers
 from tests.recipes.helpers import read_rows, write_rows
@@ -310,6 +306,7 @@ def test_absent_terms_and_long_contexts_are_counted(run, capsys, folder, tmp_pat
     assert "'axe'" in error
     assert truncate_context_around("axe", "a b c axe d e", lambda text: len(text.split()) <= 3) == "c axe d"
     assert truncate_context_around("axe", "a b", lambda text: False) is None
+    assert truncate_context_around("to chop", "a b c chopped d e", lambda text: len(text.split()) <= 4) == "c chopped d"
 
 
 @pytest.mark.parametrize(
@@ -544,12 +541,28 @@ def test_a_term_without_a_context_of_its_own_is_defined_with_a_warning(folder, m
     logger = SimpleNamespace(warning=warnings.append, warning_once=warnings.append)
     monkeypatch.setattr("modeling_lexicon.generation_lexicon.logger", logger)
     define, rows = pipeline("definition-modeling", model=str(folder / "dense")), []
-    for term in ("gong", "Bell"):
+    for term in ("gong", "Bell", "to bell"):
         rows.append({"term": term, "context": "the bell rang"})
         assert define(rows[-1])["term"] == term
     assert len(warnings) == 1 and "'gong' does not occur in its context" in warnings[0]
     assert define(rows) == [define(row) for row in rows]
     assert any(text.startswith("Some terms do not occur in their contexts, such as 'gong'") for text in warnings)
+
+
+@pytest.mark.parametrize(
+    "term, context, place",
+    [
+        ("primary", "Closed primaries, then a primary.", range(4, 5)),  # the word itself first
+        ("closed primary", "They hold closed primaries.", range(2, 4)),
+        ("to prune", "Prune the roses.", range(0, 1)),
+        ("advance", "We are advancing.", range(2, 3)),
+        ("cat", "A catalogue of dogs", None),
+        ("prune", "A prudent man", None),
+        ("to", "nowhere at all", None),
+    ],
+)
+def test_a_term_is_found_in_its_context_in_another_form(term, context, place):
+    assert find_term(term, context.split()) == place
 
 
 def test_fewer_samples_than_definitions_name_both_options():

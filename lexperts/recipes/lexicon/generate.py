@@ -25,6 +25,7 @@ from merge_tools.clustering.embeddings import embed_texts
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
+from modeling_lexicon.terms_lexicon import is_in_context
 from run_tools.errors import RESUME
 from run_tools.files import write_file
 from run_tools.fingerprints import digest, fingerprint
@@ -46,7 +47,7 @@ WITHOUT_EFFECT = ("output", "device", "embedding_cache")  # settings that do not
 
 def count_absent_terms(rows: list[dict]) -> int:
     """The number of rows whose context lacks the term; it is printed."""
-    absent = sum(row["term"].lower() not in row["context"].lower() for row in rows)
+    absent = sum(not is_in_context(row["term"], row["context"]) for row in rows)
     if absent:
         print(f"test: the term is absent from its context in {absent:,} of {len(rows):,} rows", flush=True)
     return absent

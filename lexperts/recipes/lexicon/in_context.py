@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 from merge_tools.clustering.embeddings import embed_texts, model_identity
 from modeling_lexicon.data_lexicon import format_prompt
-from modeling_lexicon.generation_lexicon import DefinitionGenerator, truncate_context_around
+from modeling_lexicon.generation_lexicon import DefinitionGenerator
+from modeling_lexicon.terms_lexicon import truncate_context_around
 from run_tools.errors import RESUME
 from run_tools.fingerprints import digest
 from run_tools.resume import ResumableJsonl

@@ -154,6 +154,8 @@ def mean_and_std(values: list[int]) -> dict[str, float]:
 
 def describe(rows: list[dict]) -> dict:
     """The numbers of Tables 1 and 5 for one split; tokens are separated by white space."""
+    from modeling_lexicon.terms_lexicon import is_in_context  # imports torch, which takes seconds
+
     glosses: dict[str, set[str]] = {}
     for row in rows:
         glosses.setdefault(normalise_key(row["term"]), set()).add(normalise_key(row["definition"]))
@@ -166,7 +168,7 @@ def describe(rows: list[dict]) -> dict:
         "tokens_per_definition": mean_and_std([len(row["definition"].split()) for row in rows]),
         "divergent_rows": sum(map(len, divergent_groups(rows))),
         "term_absent_from_context": sum(
-            normalise_key(row["term"]) not in normalise_key(row["context"]) for row in rows
+            not is_in_context(normalise_key(row["term"]), normalise_key(row["context"])) for row in rows
         ),
     }
 
