@@ -15,7 +15,7 @@ def is_form_of(word: str, term: str) -> bool:
 
 
 def find_term(term: str, words: Sequence[str]) -> range | None:
-    """The first place of a term, or else of an inflected form of it, in the words of a context; the "to" of a verb need not be there."""
+    """The first place of a term, or else of an inflected form of it, among the words of a context; the "to" of a verb need not be there."""
     normalised = [word.strip(".,;:!?\"'()").lower() for word in words]
     wanted = term.lower().split()
     forms = [wanted, wanted[1:]] if len(wanted) > 1 and wanted[0] == "to" else [wanted]
@@ -28,7 +28,7 @@ def find_term(term: str, words: Sequence[str]) -> range | None:
 
 
 def is_in_context(term: str, context: str) -> bool:
-    """Whether a context has a term, as it is or in another form."""
+    """Whether a context has a term, in any form."""
     return term.lower() in context.lower() or find_term(term, context.split()) is not None
 
 

@@ -77,7 +77,11 @@ def one_line(error: BaseException) -> str:
 
 
 def print_error(message: str, level: str = "error") -> None:
-    """Prints each line of a message to the standard error."""
+    """Prints each line of a message to the standard error, below a progress bar that an error has left there."""
+    progress = sys.modules.get("tqdm.std")
+    files = [getattr(bar.fp, "_wrapped", bar.fp) for bar in progress.tqdm._instances] if progress else []
+    if sys.stderr in files:
+        print(file=sys.stderr)
     for line in message.splitlines():
         print(f"{level}: {line}", file=sys.stderr, flush=True)
 

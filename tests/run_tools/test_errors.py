@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from run_tools.errors import UserError, user_errors
+from run_tools.errors import UserError, print_error, user_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,6 +38,17 @@ def test_an_error_is_one_line_and_an_exit_status(error, status, printed, capsys)
     with pytest.raises(SystemExit) as ended, user_errors(interrupted="Run it again.", full="Repeat it."):
         raise error
     assert ended.value.code == status and capsys.readouterr().err.endswith(printed)
+
+
+def test_an_error_below_a_progress_bar_has_its_own_line(capsys):
+    bar = tqdm(total=2, file=sys.stderr, mininterval=0)
+    with pytest.raises(SystemExit), user_errors():
+        bar.update()
+        raise UserError("batch_size=0")
+    bar.close()
+    assert "\nerror: batch_size=0\n" in capsys.readouterr().err
+    print_error("no bar")
+    assert capsys.readouterr().err == "error: no bar\n"
 
 
 def test_debug_raises_and_exceptions_that_end_typer_pass():
