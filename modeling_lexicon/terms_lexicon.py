@@ -4,14 +4,13 @@
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-ENDINGS = ("", "e", "y", "s", "es", "ies", "d", "ed", "ied", "ing", "er", "est", "'s")
+ENDINGS = ("s", "es", "ies", "ed", "ied", "ing", "er", "est", "'s")
 
 
 def is_form_of(word: str, term: str) -> bool:
-    """Whether a word may be an inflected form of a term's word: primaries, advancing, stopped."""
-    stem = term[:-1] if term[-1] in "ey" else term
-    ending = word.removeprefix(stem)
-    return word.startswith(stem) and (ending in ENDINGS or (ending[:1] == stem[-1:] and ending[1:] in ENDINGS))
+    """Whether a word may be an inflected form of a term's word, or the word itself: days, primaries, advancing, stopped."""
+    stems = (term, term + term[-1], term[:-1]) if term[-1] in "ey" else (term, term + term[-1])
+    return word == term or any(word == stem + ending for stem in stems for ending in ENDINGS)
 
 
 def find_term(term: str, words: Sequence[str]) -> range | None:
