@@ -7,15 +7,15 @@
         --modes "no exclusion" "window 1" "window 4" "all preceding"
 
 `extractor` is the default model of extraction with the style of the set, `neighbours` the tags that are most frequent among the nearest training
-rows, by MiniLM-L6 (each weighted by its similarity), `both` these and those of the generator, by reciprocal ranks. All other systems are trained on the training rows of one set: `default` is the
+rows, by MiniLM-L6 (each weighted by its similarity), `examples` the generator with the training rows as `--examples`. All other systems are trained on the training rows of one set: `default` is the
 packaged generator, trained on stackexchange, `decoder` the same recipe (`smollm2_cpu.yml`), trained by this script. Scores are those of
-ExHiRD's convention on whole test splits, with 95% intervals (bootstrap over documents), and differences from the first mode of a system (paired). A system generates as many phrases as it was trained
+ExHiRD's convention on whole test splits, with 95% intervals (bootstrap over documents), and differences from the first mode of a system, of
+`examples` from the generator's at least 8 phrases (paired). A system generates as many phrases as it was trained
 to, or at least eight, none of which begins as an earlier one.
 """
 
 import json
 import time
-from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -26,21 +26,20 @@ from common import Record, make_parser, run_lexperts, run_once
 from exhird_quality import SHARED
 from exhird_quality import SYSTEMS as TRAINED
 from keyphrase_sets import STYLE_OF_SET, data_file
+from tqdm import tqdm
 
 from keyphrase_tools.metrics import keyphrase_f1_by_document
 from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.words import stem_phrase
 from lexperts.recipes.common.bootstrap import bootstrap_means, confidence_interval
-from lexperts.recipes.lexicon.embedders import resolve_embedder
-from merge_tools.clustering.embeddings import embed_texts
+from lexperts.recipes.exhird.near_examples import NearExamples
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.tokenization_exhird import split_document
 
 SETS = {"stackexchange": {"num_train_epochs": 2}, "kp20k_sample": {"num_train_epochs": 4}}
-GENERATOR, EXTRACTOR, NEIGHBOURS, BOTH, DECODER = "default", "extractor", "neighbours", "both", "decoder"
+GENERATOR, EXTRACTOR, NEIGHBOURS, BOTH, DECODER = "default", "extractor", "neighbours", "examples", "decoder"
 SYSTEMS = (GENERATOR, EXTRACTOR, NEIGHBOURS, BOTH, DECODER, "BiGRU", "warm start, MiniLM-L6")
-NEAREST, SUGGESTED = 20, 5  # neighbours and tags
-RANK_OFFSET = 60  # of reciprocal rank fusion (Cormack et al., 2009)
+SUGGESTED, BEST = 5, 10  # of near documents alone, and beside generated ones
 LONGER, FOUND = "at least 8 phrases", "extracted"
 MODES = {
     "as trained": {},
@@ -66,40 +65,29 @@ def extract(options, name: str, output: Path) -> None:
     save(output, rows, [[phrase["keyphrase"] for phrase in phrases] for phrases in found])
 
 
-def look_up(options, name: str, output: Path) -> None:
-    """The tags of the nearest training rows, in the file that `lexperts evaluate exhird` would write."""
+def near_examples(options, name: str) -> tuple[list[dict], list[dict]]:
+    """The test rows, and as documents with the keyphrases of near training rows as candidates."""
     known = read_labelled(data_file(options.data, name, "train"), hint="")
     rows = read_labelled(data_file(options.data, name, "test"), hint="")[: options.rows]
-    texts = [f"{row.get('title') or ''}\n{row['text']}" for row in (*known, *rows)]
-    vectors = embed_texts(texts, resolve_embedder("minilm"), cache=options.work / "embeddings")  # (n, d), of length 1
-    suggestions = []
-    for similarity in vectors[len(known) :] @ vectors[: len(known)].T:  # (n,)
-        votes: Counter[str] = Counter()
-        for i in np.argsort(-similarity)[:NEAREST]:
-            votes.update(dict.fromkeys(known[i]["keyphrases"], float(similarity[i])))
-        suggestions.append([tag for tag, _ in votes.most_common(SUGGESTED)])
-    save(output, rows, suggestions)
+    documents = [{"title": row.get("title"), "text": row["text"]} for row in rows]
+    return rows, NearExamples(known, cache=options.work / "embeddings").add_candidates(documents)
 
 
-def combine(options, name: str, output: Path) -> None:
-    """The phrases of the generator and of the nearest training rows, each with the sum of its reciprocal ranks.
+def look_up(options, name: str, output: Path) -> None:
+    """The keyphrases of the nearest training rows, in the file that `lexperts evaluate exhird` would write."""
+    rows, documents = near_examples(options, name)
+    save(output, rows, [document["candidates"][:SUGGESTED] for document in documents])
 
-    Raises:
-        FileNotFoundError: if these two systems were not run before.
-    """
-    files = [generated(options, GENERATOR, name, LONGER), generated(options, NEIGHBOURS, name, FOUND)]
-    both = [[json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] for file in files]
-    fused = []
-    for rows in zip(*both, strict=True):
-        forms: dict[str, str] = {}
-        scores: Counter[str] = Counter()
-        for row in rows:
-            for rank, phrase in enumerate(row["generated"]):
-                stem = stem_phrase(phrase)
-                forms.setdefault(stem, phrase)
-                scores[stem] += 1 / (RANK_OFFSET + rank)
-        fused.append([forms[stem] for stem, _ in scores.most_common()])
-    save(output, both[0], fused)
+
+def rank(options, name: str, output: Path) -> None:
+    """What the default model generates and the keyphrases of the nearest training rows, by the model's probability."""
+    from transformers import pipeline
+
+    import lexperts  # noqa: F401
+
+    rows, documents = near_examples(options, name)
+    found = pipeline("keyphrase-generation")(tqdm(documents), num_keyphrases=BEST, **MODES[LONGER])
+    save(output, rows, [[phrase["keyphrase"] for phrase in phrases] for phrases in found])
 
 
 def generated(options, system: str, name: str, mode: str, seed: int = 1) -> Path:
@@ -172,8 +160,10 @@ def differences(ours: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> d
 def measure(options, system: str, set: str, seed: int) -> dict:
     """One system on one set, in each mode of generation."""
     test, results = data_file(options.data, set, "test"), {}
-    untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up, BOTH: combine}.get(system)
+    untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up, BOTH: rank}.get(system)
     model, first = None if untrained else train(options, system, set, seed), None
+    if system == BOTH and (path := generated(options, GENERATOR, set, LONGER)).exists():
+        first = scores_of(path, test)[1]
     for mode in options.modes if model else [FOUND]:
         path, start = generated(options, system, set, mode, seed), time.perf_counter()
         path.parent.mkdir(parents=True, exist_ok=True)

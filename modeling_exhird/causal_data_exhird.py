@@ -6,6 +6,7 @@ An answer is ` graph cuts ; max flow | image segmentation` and EOS: present phra
 Letters: B rows, T tokens, K last positions with a label.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,6 +15,7 @@ import torch
 from transformers.utils import logging
 
 from .answers_exhird import score_answers_only
+from .candidates_exhird import score_phrases
 from .data_exhird import (
     DataCollatorForKeyphraseGeneration,
     find_columns,
@@ -22,8 +24,9 @@ from .data_exhird import (
     phrase_words,
     split_keyphrases,
     split_present_absent,
+    stem,
 )
-from .generation_exhird import KeyphraseGenerator
+from .generation_exhird import KeyphraseGenerator, describe_phrase
 from .search_exhird import ExhirdGenerateOutput
 from .tokenization_exhird import DIGIT, replace_surrogates, split_document
 
@@ -274,6 +277,30 @@ class CausalKeyphraseGenerator(KeyphraseGenerator):
         mask = torch.arange(width) >= width - torch.tensor([[len(prompt)] for prompt in prompts])
         device = self.model.device
         return self.model.generate_phrases(ids.to(device), mask.long().to(device), **self.generate_kwargs)
+
+    def check_ranking(self):
+        """See `KeyphraseGenerator`."""
+
+    def rank(self, ids: list[list[int]], candidates: list[str], source, document) -> list[dict]:
+        """See `KeyphraseGenerator`. `score` is the probability of a phrase as the first one, or, of one that does not occur, as the
+        first after the mark of these. Of equal phrases the first is kept, a generated one before a candidate.
+        """
+        given = [(words, written) for _, words, written in self.decode_rows(ids, source)]
+        given += [(phrase_words(text, known_numbers=True), " ".join(text.split())) for text in candidates]
+        stems, found = [stem(word) for word in source.words], {}
+        for words, written in given:
+            if self.is_phrase(words) and (key := tuple(map(stem, words))) not in found:
+                found[key] = describe_phrase(words, written, 0.0, stems, source.offsets, document), written
+        phrases = [phrase for phrase, _ in found.values()]
+        if not phrases:
+            return []
+        tokens = self.tokenizer([replace_surrogates(f" {written}") for _, written in found.values()], **PLAIN)[
+            "input_ids"
+        ]
+        absent = [not phrase["present"] for phrase in phrases]
+        scores = score_phrases(self.model, source.input_ids, tokens, absent)
+        ranked = [phrase | {"score": math.exp(score)} for phrase, score in zip(phrases, scores, strict=True)]
+        return sorted(ranked, key=lambda phrase: -phrase["score"])[: self.num_keyphrases]
 
     def decode_rows(self, ids: list[list[int]], source) -> list[tuple[int, list[str], str | None]]:
         """See `KeyphraseGenerator`."""

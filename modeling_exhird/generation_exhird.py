@@ -206,7 +206,7 @@ def check_supported(setting):
 
 
 def check_document(document, index: int) -> tuple[str | None, str]:
-    """A text, or {"title", "text"} -> title and text.
+    """A text, or {"title", "text", "candidates"} -> title and text.
 
     Raises:
         TypeError: for anything else.
@@ -220,6 +220,45 @@ def check_document(document, index: int) -> tuple[str | None, str]:
     raise TypeError(
         f"Document {index} is {document!r:.60}. Pass a text, or a dictionary with 'text' and optionally 'title'."
     )
+
+
+def check_candidates(document, index: int) -> list[str] | None:
+    """The phrases that compete with the generated ones, if the document has a list of them.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    given = document.get("candidates") if isinstance(document, Mapping) else None
+    if given is None or (isinstance(given, (list, tuple)) and all(isinstance(phrase, str) for phrase in given)):
+        return given if given is None else list(given)
+    raise TypeError(f"Document {index} has candidates={given!r:.60}. Pass a list of phrases, or leave it out.")
+
+
+def describe_phrase(
+    words: Sequence[str], written: str | None, score: float, stems: Sequence[str], offsets, document
+) -> dict | None:
+    """A keyphrase as the pipeline returns it.
+
+    Args:
+        words: of the phrase.
+        written: its text, for a phrase that the document does not contain; `None` if it has none.
+        score: of the phrase.
+        stems, offsets: of the document's words, as in `EncodedSource`.
+        document: title and text.
+
+    Returns:
+        `keyphrase`, `present`, `score`, `start` and `end`, and if there is a title, of a present one `field`; `None` for an absent
+        phrase without a text.
+    """
+    position, (title, text) = find_phrase(stems, words), document
+    if position is None:
+        absent = {"keyphrase": written, "present": False, "score": score, "start": None, "end": None}
+        return None if written is None else absent
+    field, start, _ = offsets[position]
+    end = offsets[position + len(words) - 1][2]
+    source = title if field == "title" else text
+    phrase = {"keyphrase": source[start:end], "present": True, "score": score, "start": start, "end": end}
+    return phrase | ({"field": field} if title else {})
 
 
 class KeyphraseGenerator:
@@ -271,15 +310,23 @@ class KeyphraseGenerator:
         documents, start = iter(documents), 0
         while chunk := list(islice(documents, SORT_WINDOW * self.batch_size)):
             checked = [check_document(document, start + i) for i, document in enumerate(chunk)]
-            yield from self(checked, progress)
+            candidates = [check_candidates(document, start + i) for i, document in enumerate(chunk)]
+            yield from self(checked, progress, candidates)
             start += len(chunk)
 
     def __call__(
         self,
         documents: Sequence[tuple[str | None, str]],
         progress: Callable[[int], object] = lambda documents: None,
+        candidates: Sequence[list[str] | None] = (),
     ) -> list[list]:
-        """Titles and texts -> their keyphrases. The model is in eval mode meanwhile."""
+        """Titles and texts -> their keyphrases. The model is in eval mode meanwhile.
+
+        Of a document with `candidates` these and the generated phrases, by `rank`.
+        """
+        candidates = candidates or [None] * len(documents)
+        if any(own is not None for own in candidates):
+            self.check_ranking()
         sources = self.encode(documents)
         results: list[list] = [[] for _ in documents]
         order = [i for i in range(len(sources)) if sources[i].input_ids]
@@ -294,13 +341,26 @@ class KeyphraseGenerator:
                 for i, ids, log_probs in zip(batch, outputs.ids.tolist(), outputs.log_probs.tolist(), strict=True):
                     if self.raw:
                         results[i] = [words for _, words, _ in self.decode_rows(ids, sources[i])]
-                    else:
+                    elif candidates[i] is None:
                         results[i] = self.postprocess(ids, log_probs, sources[i], documents[i])
+                    else:
+                        results[i] = self.rank(ids, candidates[i], sources[i], documents[i])
                 progress(len(batch))
         finally:
             for module in training:
                 module.training = True
         return results
+
+    def check_ranking(self):
+        """Raises a `ValueError`, unless the model can score given phrases."""
+        raise ValueError(
+            f"A {type(self.model).__name__} scores no candidates: only a pretrained decoder (ExhirdForCausalLM) does. Leave out "
+            "'candidates'."
+        )
+
+    def rank(self, ids: list[list[int]], candidates: list[str], source, document) -> list[dict]:
+        """Rows of ids and candidates -> keyphrases, the most probable first."""
+        raise NotImplementedError
 
     def encode(self, documents: Sequence[tuple[str | None, str]]) -> list:
         """Titles and texts -> what the model reads of them, with `input_ids`, and their `words` and `offsets`."""
@@ -330,30 +390,25 @@ class KeyphraseGenerator:
         texts = [None if DIGIT in words else " ".join(words) for words in written]
         return [(i, words, text) for i, (words, text) in enumerate(zip(phrases, texts, strict=True)) if words]
 
+    def is_phrase(self, words: list[str]) -> bool:
+        """Whether there is a letter or digit, and no `<unk>`."""
+        return has_words(words) and self.tokenizer.unk_token not in words
+
     def postprocess(self, ids: list[list[int]], log_probs: list[float], source, document) -> list[dict]:
         """Rows of ids -> keyphrases, without duplicates by stems.
 
         Phrases without a letter or digit, phrases with `<unk>`, and absent phrases without a text are dropped.
         """
-        title, text = document
         stems, seen, phrases = [stem(word) for word in source.words], set(), []
         for number, words, written in self.decode_rows(ids, source):
             words = words[: self.max_words]
             key = tuple(map(stem, words))
-            if not has_words(words) or self.tokenizer.unk_token in words or key in seen:
+            if not self.is_phrase(words) or key in seen:
                 continue
             seen.add(key)
-            position = find_phrase(stems, words)
-            if position is None and written is None:
+            phrase = describe_phrase(words, written, math.exp(log_probs[number]), stems, source.offsets, document)
+            if phrase is None:
                 continue
-            phrase = {"keyphrase": written, "present": position is not None}
-            phrase |= {"score": math.exp(log_probs[number]), "start": None, "end": None}
-            if position is not None:
-                field, start, _ = source.offsets[position]
-                end = source.offsets[position + len(words) - 1][2]
-                phrase |= {"keyphrase": (title if field == "title" else text)[start:end], "start": start, "end": end}
-                if title:
-                    phrase["field"] = field
             phrases.append(phrase)
         if self.num_keyphrases is not None and len(phrases) > self.num_keyphrases:
             best = sorted(phrases, key=lambda phrase: -phrase["score"])[: self.num_keyphrases]

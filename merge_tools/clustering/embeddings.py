@@ -108,6 +108,7 @@ def embed_texts(
     cache: str | Path | None = None,
     name: str | None = None,
     block: int = BLOCK,
+    progress: bool = True,
 ) -> np.ndarray:
     """Embeds texts as unit vectors.
 
@@ -117,6 +118,7 @@ def embed_texts(
         cache: folder that stores the vectors; an interrupted call resumes from it.
         name: name of an embedder that is a callable, for the cache.
         block: texts that are embedded and cached at once.
+        progress: whether to show a progress bar.
 
     Returns vectors `(n, c)`, float32. Raises a `MergeError` with the text if a vector is zero or not finite.
     """
@@ -129,7 +131,7 @@ def embed_texts(
     vectors_by_key, encode = Cache(cache), None
     new = {key: text for key, text in zip(keys, texts, strict=True) if key not in vectors_by_key}
     order = sorted(new, key=lambda key: len(new[key]), reverse=True)  # similar lengths together
-    with tqdm(total=len(order), unit="text", desc="embeddings", disable=not order or None) as bar:
+    with tqdm(total=len(order), unit="text", desc="embeddings", disable=not (order and progress) or None) as bar:
         for start in range(0, len(order), block):
             batch = order[start : start + block]
             encode = encode or load_embedder(embedder)

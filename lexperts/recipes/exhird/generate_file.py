@@ -1,6 +1,7 @@
 """Generated keyphrases of the documents of files: the process behind `lexperts keyphrases generate`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from run_tools.corpus.documents import check_document
 from run_tools.corpus.failures import process_valid
@@ -33,6 +34,8 @@ class GenerationProcess:
         batch_size: documents per batch.
         device: by default an accelerator if there is one.
         options: of the pipeline keyphrase-generation, such as `num_keyphrases` and `num_beams`.
+        examples: rows with keyphrases, which are candidates for near documents; see `NearExamples`.
+        embedder, embedding_cache: for these.
     """
 
     model: str | None
@@ -41,13 +44,16 @@ class GenerationProcess:
     batch_size: int
     device: str | None
     options: dict
+    examples: list[dict] | None = None
+    embedder: str = "minilm"
+    embedding_cache: Path | None = None
 
     def describe(self) -> dict:
         """The settings. Loads the model.
 
         Raises:
-            OSError: if the model cannot be opened.
-            ValueError: for invalid options, and a model that generates no keyphrases.
+            OSError: if the model or the embedder cannot be opened.
+            ValueError: for invalid options, a model that generates no keyphrases, and with examples one that scores none.
         """
 
         device = parse_device(self.device)
@@ -63,13 +69,22 @@ class GenerationProcess:
         with describe_load_errors("--model", name):
             self.generate = open_pipeline(TASK, name, device=device)
         model, tokenizer = self.generate.model, self.generate.tokenizer
-        self.generate("Keyphrases.", batch_size=self.batch_size, **self.options)
+        self.near = None
+        if self.examples is not None:
+            from .near_examples import NearExamples
+
+            self.near = NearExamples(self.examples, self.embedder, self.embedding_cache)
+        self.generate(self.with_candidates([{"text": "Keyphrases."}]), batch_size=self.batch_size, **self.options)
         identity = describe_model(model, tokenizer, name)
         if (subwords := getattr(tokenizer, "subword_tokenizer", None)) is not None:
             identity["tokenizer"]["sha256"] += hash_tokenizer(subwords)
         columns = {"text_column": self.text_column, "title_column": self.title_column}
         settings = {**columns, "batch_size": self.batch_size, **self.options}
-        return {**identity, **settings}
+        return {**identity, **settings, **(self.near.identity if self.near else {})}
+
+    def with_candidates(self, documents: list[dict]) -> list[dict]:
+        """Documents, with the keyphrases of near examples if there are some."""
+        return self.near.add_candidates(documents) if self.near else documents
 
     def process_rows(self, rows: list[dict], progress=lambda documents: None) -> list[dict]:
         """`keyphrases`, or `error`, of each row."""
@@ -81,7 +96,7 @@ class GenerationProcess:
         def generate(documents: list[dict]) -> list[list[dict]]:
             found, step = [], SORT_WINDOW * self.batch_size
             for start in range(0, len(documents), step):
-                part = documents[start : start + step]
+                part = self.with_candidates(documents[start : start + step])
                 found += self.generate(part, batch_size=self.batch_size, **self.options)
                 progress(len(part))
             return found

@@ -37,8 +37,8 @@ from run_tools.resume import ResumableJsonl
 from run_tools.versions import __version__, package_versions
 
 from ..common.arguments import command
+from ..common.embedders import resolve_embedder
 from .arguments import GenerateArguments, WritingArguments
-from .embedders import resolve_embedder
 from .scores import bleu, references_of, without_full_stops
 from .training import load_split
 

@@ -29,9 +29,9 @@ from run_tools.fingerprints import digest
 from run_tools.resume import ResumableJsonl
 
 from ..common.arguments import command
+from ..common.embedders import resolve_embedder
 from .arguments import InContextArguments
 from .data import normalise_key
-from .embedders import resolve_embedder
 from .generate import count_absent_terms, generation_settings, is_complete, load_model, write_definitions
 from .training import load_split
 

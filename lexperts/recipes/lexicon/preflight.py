@@ -12,8 +12,8 @@ from run_tools.errors import UserError, one_line
 from run_tools.packaged import resolve_model
 
 from ..common.arguments import check_settings
+from ..common.embedders import resolve_embedder
 from ..common.option_kinds import check_model
-from .embedders import resolve_embedder
 from .steps import OUTPUTS, ROWS, TRAININGS, Plan, Step
 
 MODELS = ("model_name_or_path", "reward_base", "reward_model")

@@ -18,7 +18,7 @@ from run_tools.yaml_files import check_names, read_yaml
 
 from .. import DEFINE, EVALUATE, TRAIN
 from ..common.arguments import SEED
-from .embedders import portable_name, resolve_embedder
+from ..common.embedders import portable_name, resolve_embedder
 
 FOLDER = Path(__file__).resolve().parent
 COMMANDS = {  # of `lexperts`, by module of this package; those of merge_tools by their own name

@@ -1,7 +1,6 @@
 """The name `minilm` for the offline package of MiniLM sentence embeddings."""
 
-from modeling_lexicon.generation_lexicon import MINILM
-from run_tools.backbones import resolve_backbone
+from run_tools.backbones import MINILM, resolve_backbone
 
 
 def resolve_embedder(embedder: str) -> str:

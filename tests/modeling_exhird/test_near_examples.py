@@ -1,0 +1,142 @@
+"""Keyphrases of near examples as candidates: which are chosen, and files of documents with them."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lexperts.cli.keyphrases import app
+from lexperts.recipes.exhird.generate_file import GenerationProcess
+from lexperts.recipes.exhird.near_examples import NearExamples, nearest_first
+from run_tools.corpus.block_runs import run_blocks
+from run_tools.corpus.documents import Corpus
+from run_tools.errors import UserError
+from run_tools.jsonl import read_lines
+from tests.recipes.lexicon_helpers import save_embedder
+
+from .causal import causal_tokenizer, fitted
+
+TOOLS = ("saw", "axe")
+EXAMPLES = [
+    {"title": f"the {kind}", "text": f"{kind} {number}", "keyphrases": [kind, "tools" if kind in TOOLS else "animals"]}
+    for number in range(4)
+    for kind in ("cat", "dog", *TOOLS)
+]
+
+
+def embed(texts):
+    """Animals here, tools there; a little less similar with each number."""
+    vectors = [[float(any(tool in text for tool in TOOLS)), float("cat" in text or "dog" in text)] for text in texts]
+    return np.array(vectors) + [[0.01 * sum(map(ord, text)) / 100] * 2 for text in texts]
+
+
+def test_the_keyphrases_of_near_examples_come_first(monkeypatch):
+    monkeypatch.setattr("lexperts.recipes.exhird.near_examples.NEAREST", 8)
+    near = NearExamples([*EXAMPLES, {"text": "saw", "keyphrases": []}], embed)
+    animal, tool = near.candidates([{"text": "a cat"}, {"title": "Which axe?", "text": "It is old."}])
+    assert animal[0] == "animals" and set(animal) == {"animals", "cat", "dog"}
+    assert tool[0] == "tools" and set(tool) == {"tools", *TOOLS}
+    assert [near.candidates([{"text": text}])[0] for text in ("a cat", "axe")] == near.candidates(
+        [{"text": "a cat"}, {"text": "axe"}]
+    )
+    (document,) = near.add_candidates([{"id": 7, "text": "a cat"}])
+    assert document == {"id": 7, "text": "a cat", "candidates": animal}
+
+
+def test_a_document_is_no_example_of_itself():
+    rows = [{"text": "my cat", "keyphrases": ["its own"]}, {"text": "my dog", "keyphrases": ["dog"]}]
+    assert NearExamples(rows, embed).candidates([{"text": "my cat"}, {"text": "my bird"}]) == [
+        ["dog"],
+        ["dog", "its own"],
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_nearest_first(count):
+    similarity = np.random.default_rng(0).integers(0, 4, 9).astype(float)
+    similarity[2] = -np.inf
+    expected = [i for i in np.argsort(-similarity, kind="stable").tolist() if i != 2]
+    found = nearest_first(similarity, count)
+    assert len(found) == min(count, 8) and [similarity[i] for i in found] == [similarity[i] for i in expected[:count]]
+
+
+def test_examples_without_keyphrases_are_refused():
+    with pytest.raises(UserError, match="None of the 1 examples has keyphrases"):
+        NearExamples([{"text": "a", "keyphrases": []}], embed)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoder")
+    fitted().save_pretrained(folder)
+    causal_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Documents, examples, and an embedder of both."""
+    rows = [{"term": row["title"], "context": row["text"], "source": ""} for row in EXAMPLES]
+    documents = [{"id": i, "text": f"the {kind} cuts graphs"} for i, kind in enumerate(("saw", "cat", "axe"))]
+    for name, values in (("in.jsonl", documents), ("examples.jsonl", EXAMPLES)):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in values), encoding="utf-8")
+    save_embedder(tmp_path / "embedder", rows)
+    return tmp_path
+
+
+def run(files, model, *options, output="out.jsonl"):
+    given = ["generate", str(files / "in.jsonl"), str(files / output), "--model", model, "--device", "cpu"]
+    return CliRunner().invoke(app, [*given, *options])
+
+
+def test_the_command_writes_what_the_pipeline_gives(files, model):
+    given = ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "embedder"))
+    done = run(files, model, *given, "--embedding-cache", str(files / "cache"))
+    assert done.exit_code == 0, done.output
+    lines = read_lines(files / "out.jsonl")
+    saw, cat, _ = ({phrase["keyphrase"] for phrase in line["keyphrases"]} for line in lines)
+    assert {"tools", "saw"} <= saw and {"animals", "cat"} <= cat
+    for line in lines:
+        scores = [phrase["score"] for phrase in line["keyphrases"]]
+        assert scores == sorted(scores, reverse=True) and len(scores) <= 10
+    assert any((files / "cache").iterdir())
+    again = run(files, model, *given, "--embedding-cache", str(files / "cache"), output="again.jsonl")
+    assert again.exit_code == 0 and (files / "again.jsonl").read_bytes() == (files / "out.jsonl").read_bytes()
+    changed = run(
+        files, model, *given[:2], "--embedder", str(files / "embedder"), "--num-keyphrases", "1", output="one.jsonl"
+    )
+    assert changed.exit_code == 0
+    assert [line["keyphrases"] for line in read_lines(files / "one.jsonl")] == [
+        line["keyphrases"][:1] for line in lines
+    ]
+
+
+def test_other_examples_are_another_run(files, model):
+    corpus = Corpus(files / "in.jsonl", output=files / "out.jsonl")
+    for examples in (EXAMPLES, EXAMPLES[:2]):
+        process = GenerationProcess(model, "text", "title", 2, "cpu", {}, examples=examples, embedder=embed)
+        if examples is EXAMPLES:
+            identity = process.describe()
+        else:
+            assert {name for name, value in process.describe().items() if value != identity[name]} == {"examples"}
+    run_blocks(process, corpus, files / "out.jsonl")
+    assert len(read_lines(files / "out.jsonl")) == 3
+
+
+def test_errors_name_the_option(files, model, tiny_exhird, tokenizer_for):
+    for part in (tiny_exhird("bigru"), tokenizer_for("bigru")):
+        part.save_pretrained(files / "gru")
+    (files / "bare.jsonl").write_text('{"text": "a cat"}\n', encoding="utf-8")
+    embedder = ("--embedder", str(files / "embedder"))
+    for chosen, options, message in (
+        (model, embedder, "--embedder"),
+        (model, ("--embedding-cache", str(files / "c")), "has no effect without --examples"),
+        (model, ("--examples", str(files / "no.jsonl")), "no.jsonl"),
+        (model, ("--examples", str(files / "bare.jsonl"), *embedder), "--examples needs texts and their keyphrases"),
+        (str(files / "gru"), ("--examples", str(files / "examples.jsonl"), *embedder), "scores no candidates"),
+        (model, ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "no-embedder")), "no-embedder"),
+    ):
+        done = run(files, chosen, *options)
+        assert done.exit_code == 2 and message in done.stderr.replace("\n", ""), (options, done.output)
+        assert "Traceback" not in done.stderr and not (files / "out.jsonl").exists()
