@@ -209,7 +209,7 @@ def main():
         for seed in options.seeds
         for name in options.sets
         for system in options.systems
-        if system not in (GENERATOR, BOTH) or name == "stackexchange"
+        if system != GENERATOR or name == "stackexchange"
     ]
     record.complete(partial(measure, options), keys, options.jobs)
 

@@ -36,46 +36,44 @@ def score_phrases(model, prompt: list[int], phrases: Sequence[list[int]], absent
         raise ValueError(
             f"attn_implementation={kind!r} cannot score candidates. Open the model with 'sdpa' or 'eager'."
         )
-    scores, mark = [0.0] * len(phrases), model.config.marks[1]
-    for is_absent, context in ((False, prompt), (True, [*prompt, mark])):
-        chosen = [i for i, value in enumerate(absent) if value == is_absent]
-        for part in passes(chosen, [len(ids) for ids in phrases]):
-            found = read_side_by_side(model, context, [phrases[i] for i in part])
-            for i, score in zip(part, found, strict=True):
-                scores[i] = score
+    scores: list[float] = []
+    for start, end in passes([len(ids) for ids in phrases]):
+        scores += read_side_by_side(model, prompt, phrases[start:end], absent[start:end])
     return scores
 
 
-def passes(numbers: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The phrases of these numbers that are read together."""
-    part: list[int] = []
-    for i in numbers:
-        if part and sum(lengths[j] for j in part) + lengths[i] > MAX_TOKENS:
-            yield part
-            part = []
-        part.append(i)
-    if part:
-        yield part
+def passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and last of the phrases that are read together."""
+    start = 0
+    for end in range(1, len(lengths) + 1):
+        if end == len(lengths) or sum(lengths[start : end + 1]) > MAX_TOKENS:
+            yield start, end
+            start = end
 
 
-def read_side_by_side(model, prompt: list[int], phrases: Sequence[list[int]]) -> list[float]:
-    """log P of each phrase after a prompt."""
-    device, P = model.device, len(prompt)
+def read_side_by_side(model, prompt: list[int], phrases: Sequence[list[int]], absent: Sequence[bool]) -> list[float]:
+    """`score_phrases` in one pass over the prompt, the mark, and all phrases."""
+    device, P, mark = model.device, len(prompt), model.config.marks[1]
     lengths = torch.tensor([len(ids) for ids in phrases])
-    ids = torch.tensor([*prompt, *(token for phrase in phrases for token in phrase)])
+    ids = torch.tensor([*prompt, mark, *(token for phrase in phrases for token in phrase)])
     phrase = torch.arange(len(phrases)).repeat_interleave(lengths)  # (K,)
+    after_mark = torch.tensor(absent)[phrase].long()  # (K,)
     place = torch.arange(len(phrase)) - (lengths.cumsum(0) - lengths)[phrase]  # in its phrase
-    positions = torch.cat([torch.arange(P), P + place])
-    own = torch.cat([torch.full((P,), -1), phrase])
-    reads = ((own[:, None] == own) | (own == -1)).tril()  # (P + K, P + K)
-    mask = torch.zeros(reads.shape, dtype=model.dtype).masked_fill(~reads, torch.finfo(model.dtype).min)
+    positions = torch.cat([torch.arange(P + 1), P + after_mark + place])
+    of_phrase = torch.cat([torch.full((P,), -1), torch.tensor([-2]), phrase])
+    of_absent = torch.cat([torch.zeros(P, dtype=torch.bool), torch.tensor([True]), after_mark.bool()])
+    reads = (of_phrase[:, None] == of_phrase) | (of_phrase == -1) | (of_absent[:, None] & (of_phrase == -2))
+    mask = torch.zeros(reads.shape, dtype=model.dtype).masked_fill(~reads.tril(), torch.finfo(model.dtype).min)
     given = {"input_ids": ids, "position_ids": positions, "attention_mask": mask[None]}
     given = {name: value[None].to(device) for name, value in given.items()}
-    logits = model(**given, use_cache=False, logits_to_keep=len(phrase) + 1).logits[0].float()  # (K + 1, V)
+    logits = model(**given, use_cache=False, logits_to_keep=len(phrase) + 2).logits[0].float()  # (K + 2, V)
     total = logits.logsumexp(1)
-    # row 0 is the prompt's last token, which predicts the first one of every phrase
-    rows = torch.where(place == 0, 0, torch.arange(len(phrase))).to(device)
-    log_p = logits[rows, ids[P:].to(device)] - total[rows]
-    last, ends = lengths.cumsum(0).to(device), torch.tensor([*model.config.marks, *model.config.ends], device=device)
+    # row 0 is the prompt's last token, 1 the mark; these predict the first token of a phrase, then each the next one
+    rows = torch.where(place == 0, after_mark, torch.arange(len(phrase)) + 1).to(device)
+    log_p = logits[rows, ids[P + 1 :].to(device)] - total[rows]
+    last, ends = (
+        lengths.cumsum(0).to(device) + 1,
+        torch.tensor([*model.config.marks, *model.config.ends], device=device),
+    )
     found = logits[last[:, None], ends].logsumexp(1) - total[last]
     return found.index_add(0, phrase.to(device), log_p).tolist()

@@ -287,18 +287,25 @@ class CausalKeyphraseGenerator(KeyphraseGenerator):
         """
         given = [(words, written) for _, words, written in self.decode_rows(ids, source)]
         given += [(phrase_words(text, known_numbers=True), " ".join(text.split())) for text in candidates]
-        stems, found = [stem(word) for word in source.words], {}
-        for words, written in given:
-            if self.is_phrase(words) and (key := tuple(map(stem, words))) not in found:
-                found[key] = describe_phrase(words, written, 0.0, stems, source.offsets, document), written
-        phrases = [phrase for phrase, _ in found.values()]
-        if not phrases:
+        unique: dict[tuple, tuple[list[str], str]] = {}
+        for words, written in filter(lambda phrase: self.is_phrase(phrase[0]), given):
+            unique.setdefault(tuple(map(stem, words)), (words, written))
+        if not unique:
             return []
-        tokens = self.tokenizer([replace_surrogates(f" {written}") for _, written in found.values()], **PLAIN)[
+        stems, limit = [stem(word) for word in source.words], self.model.config.max_tokens_per_phrase
+        phrases, tokens = [], []
+        written_ids = self.tokenizer([replace_surrogates(f" {text}") for _, text in unique.values()], **PLAIN)[
             "input_ids"
         ]
-        absent = [not phrase["present"] for phrase in phrases]
-        scores = score_phrases(self.model, source.input_ids, tokens, absent)
+        for (words, written), ids_of_phrase in zip(unique.values(), written_ids, strict=True):
+            if len(ids_of_phrase) > limit:
+                logger.warning_once(
+                    f"A phrase of more than max_tokens_per_phrase={limit} tokens is left out: {written!r:.60}."
+                )
+                continue
+            phrases.append(describe_phrase(words, written, 0.0, stems, source.offsets, document))
+            tokens.append(ids_of_phrase)
+        scores = score_phrases(self.model, source.input_ids, tokens, [not phrase["present"] for phrase in phrases])
         ranked = [phrase | {"score": math.exp(score)} for phrase, score in zip(phrases, scores, strict=True)]
         return sorted(ranked, key=lambda phrase: -phrase["score"])[: self.num_keyphrases]
 

@@ -14,7 +14,8 @@ class KeyphraseGenerationPipeline(TextPipeline):
 
     Args:
         inputs: a text, or `{"title": ..., "text": ...}`; a list or a `datasets` column of them; or any other iterable or a
-            PyTorch data set of them, which is read lazily.
+            PyTorch data set of them, which is read lazily. A document may have `candidates`, a list of phrases, which a pretrained
+            decoder (`ExhirdForCausalLM`) scores beside those that it generates.
         num_keyphrases (`int`, *optional*): the n most probable phrases, in the order in which they were generated; by
             default all.
         batch_size (`int`, default 8): number of documents per batch; documents are sorted by length.
@@ -26,7 +27,9 @@ class KeyphraseGenerationPipeline(TextPipeline):
 
     Returns:
         A list of `{"keyphrase", "present", "score", "start", "end"}` for one document, a list of such lists for a list, and
-        an iterator over them for any other iterable. `score` is the probability of the phrase given the preceding ones.
+        an iterator over them for any other iterable. `score` is the probability of the phrase given the preceding ones. Of a
+        document with `candidates` the most probable come first, each with the probability that the answer begins with it, or if it
+        does not occur in the document, that the absent phrases do.
         `start` and `end` are offsets in the text, `None` for absent phrases. If the document has a title, present phrases
         also have `field`: "title" or "text", to which the offsets refer. A document without words has no keyphrases.
 

@@ -60,7 +60,7 @@ OVER_SMOLLM2 = {
     "BiGRU": "BiGRU, the same rows",
     "extractor": "the default model of extraction, in the style of the set",
     "neighbours": "the 5 most frequent keyphrases of the 20 nearest training documents (MiniLM-L6)",
-    "both": "these and the default model's, of at least 8, by reciprocal ranks",
+    "examples": "the default model, with the training documents as `--examples`: its 10 best",
 }
 
 

@@ -92,6 +92,14 @@ def test_low_rank_models_score_as_merged_ones():
     assert score_phrases(copy.deepcopy(model).merge_adapter(), prompt, ids, absent) == pytest.approx(scores, rel=1e-4)
 
 
+def test_longer_phrases_than_the_model_writes_are_left_out_with_a_warning(generate, caplog):
+    document, long = documents()[0], "graph " * 20
+    found = generate(document | {"candidates": [long, "trees"]})
+    assert found == generate(document | {"candidates": ["trees"]})
+    assert "A phrase of more than max_tokens_per_phrase=12 tokens is left out: 'graph graph" in caplog.text
+    assert generate(document | {"candidates": [long]})  # the generated ones
+
+
 @pytest.mark.parametrize("given", ["graph cuts", [1], {"graph": 1}, [None]])
 def test_other_candidates_are_named(generate, given):
     with pytest.raises(TypeError, match=r"Document 1 has candidates=.*Pass a list of phrases"):
