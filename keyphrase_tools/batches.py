@@ -54,8 +54,15 @@ class Block:
         Args:
             values: `probabilities` `(S, 3)`, and if they were computed `tags` `(S,)`, `classes` `(S, 3)`, `states` `(S, d)` and
                 `gates` `(S, E)`.
+
+        Raises:
+            ValueError: if a probability is NaN.
         """
         number = window.document
+        if np.isnan(values["probabilities"]).any():
+            raise ValueError(
+                f"The model's probabilities of document {self.first + number} are NaN. Check its weights, or open it with dtype='float32'."
+            )
         words, tokens = self.probabilities.add(
             window, values["probabilities"], values.get("tags"), values.get("classes")
         )

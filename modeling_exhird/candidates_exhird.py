@@ -53,7 +53,7 @@ def passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def read_side_by_side(model, prompt: list[int], phrases: Sequence[list[int]], absent: Sequence[bool]) -> list[float]:
     """`score_phrases` in one pass over the prompt, the mark, and all phrases."""
-    device, P, mark = model.device, len(prompt), model.config.marks[1]
+    P, mark = len(prompt), model.config.marks[1]
     lengths = torch.tensor([len(ids) for ids in phrases])
     ids = torch.tensor([*prompt, mark, *(token for phrase in phrases for token in phrase)])
     phrase = torch.arange(len(phrases)).repeat_interleave(lengths)  # (K,)
@@ -65,15 +65,12 @@ def read_side_by_side(model, prompt: list[int], phrases: Sequence[list[int]], ab
     reads = (of_phrase[:, None] == of_phrase) | (of_phrase == -1) | (of_absent[:, None] & (of_phrase == -2))
     mask = torch.zeros(reads.shape, dtype=model.dtype).masked_fill(~reads.tril(), torch.finfo(model.dtype).min)
     given = {"input_ids": ids, "position_ids": positions, "attention_mask": mask[None]}
-    given = {name: value[None].to(device) for name, value in given.items()}
-    logits = model(**given, use_cache=False, logits_to_keep=len(phrase) + 2).logits[0].float()  # (K + 2, V)
+    given = {name: value[None].to(model.device) for name, value in given.items()}
+    logits = model(**given, use_cache=False, logits_to_keep=len(phrase) + 2).logits[0].float().cpu()  # (K + 2, V)
     total = logits.logsumexp(1)
     # row 0 is the prompt's last token, 1 the mark; these predict the first token of a phrase, then each the next one
-    rows = torch.where(place == 0, after_mark, torch.arange(len(phrase)) + 1).to(device)
-    log_p = logits[rows, ids[P + 1 :].to(device)] - total[rows]
-    last, ends = (
-        lengths.cumsum(0).to(device) + 1,
-        torch.tensor([*model.config.marks, *model.config.ends], device=device),
-    )
-    found = logits[last[:, None], ends].logsumexp(1) - total[last]
-    return found.index_add(0, phrase.to(device), log_p).tolist()
+    rows = torch.where(place == 0, after_mark, torch.arange(len(phrase)) + 1)
+    log_p = logits[rows, ids[P + 1 :]] - total[rows]
+    last, ends = lengths.cumsum(0) + 1, torch.tensor([*model.config.marks, *model.config.ends])
+    at_ends = logits[last[:, None], ends].logsumexp(1) - total[last]
+    return at_ends.index_add(0, phrase, log_p).tolist()

@@ -10,7 +10,7 @@ import torch
 
 from .cache_exhird import CACHE
 from .exclusion_exhird import exclude_first_words, keep_possible
-from .search_exhird import NEG_INF, ExhirdGenerateOutput, check_phrase_limits
+from .search_exhird import NEG_INF, ExhirdGenerateOutput, check_phrase_limits, refuse_nan
 
 
 class Continuation:
@@ -40,6 +40,7 @@ class Continuation:
         }
         outputs = self.model(input_ids=ids, **options, **{CACHE: self.cache})
         self.cache, self.logits = outputs[CACHE], outputs.logits[:, -1].float()
+        refuse_nan(self.logits)
 
     def append(self, words: torch.Tensor, real: torch.Tensor):
         """Reads a token (n,) of each sequence; where `real` (n,) is false it is padding, and nothing changes."""

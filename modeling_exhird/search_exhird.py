@@ -100,6 +100,12 @@ class DecodingConstraints:
         return exclude_first_words(p, first_words, self.exclusion_window, value) if step == 1 else p
 
 
+def refuse_nan(scores: torch.Tensor):
+    """Raises a `ValueError` if a score is NaN."""
+    if scores.isnan().any():
+        raise ValueError("The model's probabilities are NaN. Check its weights, or open it with dtype='float32'.")
+
+
 @torch.no_grad()
 def search_phrases(
     model, memory: EncoderMemory, start: torch.Tensor, num_oov: int, constraints: DecodingConstraints
@@ -121,6 +127,7 @@ def search_phrases(
     for phrase in range(constraints.max_phrases):
         h = model.decoder.next_phrase(end_vectors, h)
         ids, log_p, end_vectors = search(model, memory, h, num_oov, constraints, phrase, first_words)
+        refuse_nan(log_p)
         rows.append(ids.new_full((B, constraints.max_steps), constraints.pad_id).index_copy(0, active, ids))
         scores.append(log_p.new_zeros(B).index_copy(0, active, log_p))
         unfinished = (ids[:, 0] != constraints.stop_id).nonzero().squeeze(1)

@@ -140,9 +140,11 @@ class ExtractiveQAPipeline(TextPipeline):
         return batch
 
     def _forward(self, batch: dict) -> dict:
-        """A padded batch -> logits of start and end (n, 2, S), in float32 or float64."""
+        """A padded batch -> logits of start and end (n, 2, S), in float32 or float64. Raises a `ValueError` if they are NaN."""
         outputs = self.model(**batch)
         logits = torch.stack([outputs.start_logits, outputs.end_logits], 1)
+        if logits.isnan().any():
+            raise ValueError("The model's scores are NaN. Check its weights, or open it with dtype='float32'.")
         return {"logits": logits.to(torch.promote_types(logits.dtype, torch.float32))}
 
     def postprocess(

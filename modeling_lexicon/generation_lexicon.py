@@ -4,6 +4,7 @@
 Letters: B rows, n samples per row, T tokens, t generated tokens, V vocabulary, E experts, c embedding size.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -211,6 +212,10 @@ class DefinitionGenerator:
             else:
                 log_p = chosen.token_log_probs(new_tokens, beams)
             scores = mean_log_probs(log_p, lengths).double().exp().tolist()
+        if any(math.isnan(score) for score in scores):
+            raise ValueError(
+                "The model's probabilities, or the rewards, are NaN. Check its weights, or open it with dtype='float32'."
+            )
         samples = [(text, round(score, 6)) for text, score in zip(texts, scores, strict=True)]
         return [samples[b * n : (b + 1) * n] for b in range(B)]
 

@@ -51,6 +51,16 @@ class PerRowLengthLogitsProcessor(LogitsProcessor):
         return scores
 
 
+class RefuseNaN(LogitsProcessor):
+    """Raises a `ValueError` for scores that are NaN, of which `generate` would take the first token."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores `(B * beams, V)`."""
+        if scores.isnan().any():
+            raise ValueError("The model's probabilities are NaN. Check its weights, or open it with dtype='float32'.")
+        return scores
+
+
 class OfSummary(LogitsProcessor):
     """Another processor, which sees the tokens of the summaries alone, not the `prompt_length` tokens of a decoder's prompts."""
 
@@ -289,7 +299,7 @@ class Summarizer:
         else:
             rows = pad_prompts(ids, self.tokenizer)
             skipped = rows["input_ids"].shape[1] - 1
-        options, processors = dict(self.options), list(self.processors)
+        options, processors = dict(self.options), [RefuseNaN(), *self.processors]
         if any(window.dataset is not None for window in windows):
             options["dataset"] = [window.dataset for window in windows]
         for name, (off, processor) in REPETITION.items() if self.prompt is not None else ():

@@ -179,3 +179,11 @@ def test_the_models_own_threshold_is_used_unless_the_call_names_one(tiny_seke, t
     assert extract(text) == generous and extract(text, threshold=0.99) == strict
     model.config.keyphrase_threshold = None
     assert extract(text) == by_labels
+
+
+def test_probabilities_that_are_nan_are_an_error(sharp_seke, tiny_tokenizer):
+    model = sharp_seke()
+    model.classifier.weight.data.fill_(torch.nan)
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
+    with pytest.raises(ValueError, match="of document 0 are NaN. Check its weights"):
+        extract(["the graph cuts", "the network"])

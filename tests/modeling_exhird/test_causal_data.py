@@ -1,5 +1,6 @@
 """Prompts and answers of a decoder, their collator, and the pipeline's keyphrases."""
 
+import copy
 import logging
 
 import pytest
@@ -183,3 +184,11 @@ def test_a_text_that_is_not_read_to_its_end_is_counted(generate, caplog):
 def test_a_tokenizer_of_another_model_is_named():
     with pytest.raises(ValueError, match="The tokenizer has"):
         CausalKeyphraseGenerator(tiny_causal(changes={"vocab_size": 300}), causal_tokenizer())
+
+
+def test_probabilities_that_are_nan_are_an_error():
+    model = copy.deepcopy(fitted())
+    model.backbone.model.norm.weight.data.fill_(torch.nan)
+    generate = pipeline("keyphrase-generation", model=model, tokenizer=causal_tokenizer(), device="cpu")
+    with pytest.raises(ValueError, match="NaN. Check its weights"):
+        generate(documents()[0])

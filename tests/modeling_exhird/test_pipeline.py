@@ -268,3 +268,11 @@ def test_no_phrase_has_more_words_than_the_limit(kind, tiny_exhird, tokenizer_fo
         documents = [run(TEXTS, num_beams=beams, max_words_per_phrase=limit) for beams in (1, 2)]
         lengths = [len(phrase["keyphrase"].split()) for rows in documents for row in rows for phrase in row]
         assert max(lengths) == limit
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
+def test_probabilities_that_are_nan_are_an_error(generate_for, options):
+    generate = generate_for()
+    generate.model.generator.vocabulary.bias.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN. Check its weights"):
+        generate(PAIRS[0], **options)

@@ -221,3 +221,11 @@ def test_an_invisible_text_is_not_replaced_by_its_title(tiny_tokenizer):
     with pytest.raises(ValueError, match="no tokens"):
         tokenize_pairs(["graph"], ["\u200b"], tiny_tokenizer)
     assert tokenize_pairs(["graph \ud800"], ["cut \ud800"], tiny_tokenizer)["input_ids"]
+
+
+def test_scores_that_are_nan_are_an_error(tiny_hypernet, tiny_tokenizer):
+    model = tiny_hypernet("answers")
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN. Check its weights"):
+        pipeline("extractive-qa", model=model, tokenizer=tiny_tokenizer)({"question": QUESTION, "context": CONTEXT})

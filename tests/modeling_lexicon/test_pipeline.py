@@ -282,3 +282,12 @@ def test_wrong_inputs_are_reported(given, options, kind, message, define):
 def test_special_tokens_names_in_a_text_are_plain_text(define, dense, tokenizer):
     ids = DefinitionGenerator(dense, tokenizer).build_prompt("</s>", "a <s> b")
     assert ids.count(0) == 1 and ids.count(1) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
+def test_probabilities_that_are_nan_are_an_error(tokenizer, options):
+    model = tiny_llama(**SIZES).eval()
+    model.model.norm.weight.data.fill_(torch.nan)
+    define = pipeline("definition-modeling", model=model, tokenizer=tokenizer, max_new_tokens=8)
+    with pytest.raises(ValueError, match="NaN. Check its weights"):
+        define(ROWS[0], **options)

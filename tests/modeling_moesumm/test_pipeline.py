@@ -149,3 +149,10 @@ def test_models_answer_in_a_reduced_precision(model, tokenizer):
     half = AutoModelForSeq2SeqLM.from_config(model.config, dtype=torch.bfloat16)
     found = pipeline("moe-summarization", model=half, tokenizer=tokenizer, device="cpu", max_length=12)(TEXTS[:2])
     assert len(found) == 2
+
+
+def test_probabilities_that_are_nan_are_an_error(model, tokenizer):
+    broken = copy.deepcopy(model)
+    next(parameter for name, parameter in broken.named_parameters() if "fc1" in name).data.fill_(torch.nan)
+    with pytest.raises(ValueError, match="NaN. Check its weights"):
+        pipeline("moe-summarization", model=broken, tokenizer=tokenizer, device="cpu", max_length=12)(TEXTS)
