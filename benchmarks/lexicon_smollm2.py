@@ -2,6 +2,8 @@
 
     pip install ./models/smollm2
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged   # the default model alone: minutes
+    python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged --test_rows 500 --best_of 8 \
+        --policies token_top1 sequence_soft sequence_hard --name lexicon_smollm2_policies     # half an hour
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                        # WordNet: hours on two cores
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --dictionaries oxford urban --systems main experts_1 \\
         --rows 5000 --test_rows 1000 --name lexicon_smollm2_dictionaries                  # a part of other dictionaries
@@ -11,7 +13,7 @@
 `lexperts define run smollm2` with named changes (`ablations.yml`), greedy definitions of the test rows: `main` is the recipe, a model that
 was fine-tuned on all rows and experts that start from it; `experts_1` the same training without a split, a dense model; `paper` has
 experts that start from SmolLM2 itself, as in the paper. `prompted` is SmolLM2 without training, with examples in the prompt, as a
-conversation. No term is in two splits of a dictionary, and no definition in WordNet's. The intervals of scores and of differences
+conversation. The default model can also be read with other policies of routing, and give the most likely of several samples. No term is in two splits of a dictionary, and no definition in WordNet's. The intervals of scores and of differences
 from the dense model are bootstrapped over rows. `all` are the three dictionaries together, tested on the rows of all.
 """
 
@@ -30,6 +32,11 @@ from run_tools.yaml_files import read_yaml
 DICTIONARIES = ("wordnet", "oxford", "urban")
 DENSE, PROMPTED = "experts_1", "prompted"
 DEFAULT = "lexicon-smollm2"  # the packaged model
+POLICIES = {
+    "token_top1": {"experts_per_token": 1},
+    "sequence_soft": {"routing_policy": "sequence_soft"},
+    "sequence_hard": {"routing_policy": "sequence_hard"},
+}
 SYSTEMS = ("main", DENSE, "paper")
 SPLITS = ("train", "validation", "test")
 ABLATIONS = read_yaml(FOLDER / "ablations.yml")
@@ -83,14 +90,30 @@ def prompted(options, name: str) -> dict[str, Path]:
     }
 
 
-def packaged(options, name: str) -> Path:
-    """Definitions by the packaged model -> the file. `lexicon_gguf.py` measures its speed."""
-    rows, output = rows_of(options, name)["test"], options.work / name / "default.jsonl"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    given = {"model_name_or_path": DEFAULT, "test_files": rows, "output": output, "batch_size": 64}
-    log = options.work / name / "default.log"
-    run_lexperts("define", "generate", log=log, threads=options.threads, max_new_tokens=32, **given)
-    return output
+def packaged(options, name: str) -> dict[str, Path]:
+    """Definitions by the packaged model, greedy, also with other policies, and the best of several samples -> the file of each.
+    `lexicon_gguf.py` measures its speed.
+    """
+    folder, files = options.work / name, {DEFAULT: "default"}
+    runs: dict[str, dict] = {"default": {}}
+    for policy in options.policies:
+        files[f"{DEFAULT}, {policy}"] = f"default-{policy}"
+        runs[f"default-{policy}"] = POLICIES[policy]
+    if options.best_of:
+        counts = sorted({1, 2, 4, options.best_of})
+        runs["default-samples"] = {"best_of": options.best_of, "curve": counts, "scorer": "likelihood"}
+        files |= {f"{DEFAULT}, best of {n}": f"default-samples.best{n}" for n in counts}
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"model_name_or_path": DEFAULT, "test_files": rows_of(options, name)["test"], "batch_size": 64}
+    for run, changes in runs.items():
+        more = {"output": folder / f"{run}.jsonl", "max_new_tokens": 32, **changes}
+        run_lexperts("define", "generate", log=folder / f"{run}.log", threads=options.threads, **given, **more)
+    return {system: folder / f"{file}.jsonl" for system, file in files.items()}
+
+
+def baseline_of(systems) -> str | None:
+    """The system from which differences are given."""
+    return next((name for name in (DENSE, DEFAULT) if name in systems), None)
 
 
 def measure(options, dictionary: str) -> dict:
@@ -100,10 +123,12 @@ def measure(options, dictionary: str) -> dict:
     if options.prompted:
         systems |= {system: [path] for system, path in prompted(options, name).items()}
     if options.packaged:
-        systems[DEFAULT] = [packaged(options, name)]
+        systems |= {system: [path] for system, path in packaged(options, name).items()}
     files = [f"{system}={path}" for system, paths in systems.items() for path in paths]
     output = options.work / name / "scores"
-    given = {"files": files, "metrics": ["bleu", "rouge"]} | ({"baseline": DENSE} if DENSE in systems else {})
+    given = {"files": files, "metrics": ["bleu", "rouge"]} | (
+        {"baseline": baseline} if (baseline := baseline_of(systems)) else {}
+    )
     scores = evaluated("definitions", output, log=output.with_suffix(".log"), **given)
     for system, own in scores["systems"].items():
         print(name, system, {m: round(value["mean"], 2) for m, value in own["context"].items()}, flush=True)
@@ -121,6 +146,8 @@ def main():
     )
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), help="named changes of the recipe")
     parser.add_argument("--packaged", action="store_true", help="also the default model, as installed")
+    parser.add_argument("--policies", nargs="*", choices=tuple(POLICIES), default=[], help="of routing, for that model")
+    parser.add_argument("--best_of", type=int, help="also the best of so many samples, of that model")
     parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
     parser.add_argument("--shots", type=int, nargs="+", default=[0, 4], help="examples in the prompt")
     parser.add_argument("--threads", type=int, help="threads of each process; by default torch's choice")
@@ -130,6 +157,8 @@ def main():
     torch.set_num_threads(options.threads or torch.get_num_threads())  # here, too, and as the results will say
     settings = {name: getattr(options, name) for name in ("seeds", "systems", "rows", "test_rows", "gpu")}
     shots = options.shots if options.prompted else []
+    settings |= {"policies": options.policies} if options.policies else {}
+    settings |= {"best_of": options.best_of} if options.best_of else {}
     record = Record(options.name, overwrite=options.overwrite, **settings, shots=shots)
     pending = [name for name in options.dictionaries if not record.find(dictionary=name)]
     runs = [(name, system, seed) for seed in options.seeds for system in options.systems for name in pending]
