@@ -106,6 +106,13 @@ def lexicon_quality_medium() -> str:
 
 SMOLLM2 = {
     "lexicon-smollm2": "the default model, as installed",
+    "lexicon-smollm2, token_top1": "top 1 per token",
+    "lexicon-smollm2, sequence_soft": "by sequence, soft",
+    "lexicon-smollm2, sequence_hard": "by sequence, hard",
+    "lexicon-smollm2, best of 1": "one sample",
+    "lexicon-smollm2, best of 2": "the best of two samples",
+    "lexicon-smollm2, best of 4": "the best of four",
+    "lexicon-smollm2, best of 8": "the best of eight",
     "main": "the recipe: a model fine-tuned on all rows, four experts from it, ridge gates, top 2 per token",
     "experts_1": "the same training without a split: a dense model",
     "paper": "experts from SmolLM2 itself",
@@ -121,21 +128,8 @@ SMOLLM2 = {
 def lexicon_smollm2(name: str = "lexicon_smollm2") -> str:
     """The recipe over SmolLM2, dictionary by dictionary."""
     record = load(name)
-    settings, lines = record["settings"], []
-    for row in record["results"]:
-        for system, own in row["systems"].items():
-            cells = []
-            for protocol in ("context", "term"):
-                for metric in ("bleu", "rouge"):
-                    value, test = own[protocol][metric], row["tests"].get(system, {}).get(protocol, {}).get(metric)
-                    difference = (
-                        f" ({test['difference']:+.1f} [{test['low']:+.1f}, {test['high']:+.1f}])" if test else ""
-                    )
-                    cells.append(f"{value['mean']:.1f} [{value['low']:.1f}, {value['high']:.1f}]{difference}")
-            lines.append((row["dictionary"], SMOLLM2.get(system, f"SmolLM2, {system}"), *cells))
-    head = ("", "", "BLEU, same context", "ROUGE-L, same context", "BLEU, any sense", "ROUGE-L, any sense")
+    settings, counts = record["settings"], {name: record["settings"].get(name) for name in ("rows", "test_rows")}
     title = "Greedy definitions of test rows, in per cent, with 95% intervals over rows"
-    counts = {name: settings.get(name) for name in ("rows", "test_rows")}
     if counts["rows"]:
         title += f", {counts['rows']:,} rows of each dictionary for training and {counts['test_rows']:,} for tests"
     if settings["systems"]:
@@ -150,7 +144,40 @@ def lexicon_smollm2(name: str = "lexicon_smollm2") -> str:
         command += f" --dictionaries {names} --seeds {' '.join(map(str, settings['seeds']))} --name {name}"
     command += "".join(f" --{name} {count}" for name, count in counts.items() if count)
     command += f" --prompted --shots {' '.join(map(str, settings['shots']))}" if settings["shots"] else ""
-    return page([f"{title}:", "", *table(head, lines)], record, command)
+    return page([f"{title}:", "", *over_smollm2(record)], record, command)
+
+
+def over_smollm2(record: dict) -> list[str]:
+    """A row for each dictionary and system, with differences where there is a baseline."""
+    lines = []
+    for row in record["results"]:
+        for system, own in row["systems"].items():
+            cells = []
+            for protocol in ("context", "term"):
+                for metric in ("bleu", "rouge"):
+                    value, test = own[protocol][metric], row["tests"].get(system, {}).get(protocol, {}).get(metric)
+                    difference = (
+                        f" ({test['difference']:+.1f} [{test['low']:+.1f}, {test['high']:+.1f}])" if test else ""
+                    )
+                    cells.append(f"{value['mean']:.1f} [{value['low']:.1f}, {value['high']:.1f}]{difference}")
+            lines.append((row["dictionary"], SMOLLM2.get(system, f"SmolLM2, {system}"), *cells))
+    head = ("", "", "BLEU, same context", "ROUGE-L, same context", "BLEU, any sense", "ROUGE-L, any sense")
+    return table(head, lines)
+
+
+def lexicon_smollm2_policies() -> str:
+    """Other policies of the default model, and the best of its samples."""
+    record = load("lexicon_smollm2_policies")
+    settings = record["settings"]
+    title = (
+        f"The default model on the first {settings['test_rows']:,} test rows, in per cent, with 95% intervals over rows, and in brackets the "
+        "difference from its own greedy definitions (the best of several samples is the most likely one):"
+    )
+    command = f"lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged --test_rows {settings['test_rows']} "
+    command += (
+        f"--best_of {settings['best_of']} --policies {' '.join(settings['policies'])} --name lexicon_smollm2_policies"
+    )
+    return page([title, "", *over_smollm2(record)], record, command)
 
 
 def lexicon_smollm2_dictionaries() -> str:

@@ -145,6 +145,7 @@ def over_smollm2(result_name: str, part: str = "") -> str:
         title += f"; in brackets the difference of their mean from {baseline}, with its 95% interval over documents"
     command = f"moesumm_smollm2.py --data PATH --work FOLDER --systems {' '.join(settings['systems'])}"
     command += "".join(f" --{name} {settings[name]}" for name in ("rows", "test_rows") if settings[name])
+    command += " --all_sets" if len(settings["in_domain"]) > 2 else ""
     command += "" if settings["zero_shot"] else " --no_zero_shot"
     if settings["few_rows"] != [10, 100]:
         command += " " + " ".join(map(str, ("--few_rows", *settings["few_rows"])))

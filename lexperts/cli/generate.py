@@ -84,9 +84,14 @@ def generate(
 def read_examples(path: Path, text_column: str, title_column: str | None) -> list[dict]:
     """The rows of --examples, whose columns have the names of the documents'."""
     from keyphrase_tools.phrase_lists import read_labelled
+    from run_tools.corpus.documents import check_document
 
-    rows = read_labelled(path, text_column=text_column, hint="--examples needs texts and their keyphrases.")
-    return [
-        {"text": row[text_column], "title": title_column and row.get(title_column), "keyphrases": row["keyphrases"]}
-        for row in rows
-    ]
+    examples = []
+    hint = "--examples needs texts and their keyphrases."
+    for number, row in enumerate(read_labelled(path, text_column=text_column, hint=hint), start=1):
+        given = {"text": row[text_column], "title": row.get(title_column) if title_column else None}
+        document, error = check_document(given, text_column, title_column)
+        if document is None:
+            raise UserError(f"{path}, row {number}: {error}.")
+        examples.append({**document, "keyphrases": row["keyphrases"]})
+    return examples

@@ -128,12 +128,14 @@ def test_errors_name_the_option(files, model, tiny_exhird, tokenizer_for):
     for part in (tiny_exhird("bigru"), tokenizer_for("bigru")):
         part.save_pretrained(files / "gru")
     (files / "bare.jsonl").write_text('{"text": "a cat"}\n', encoding="utf-8")
+    (files / "title.jsonl").write_text('{"text": "a", "title": 5, "keyphrases": ["b"]}\n', encoding="utf-8")
     embedder = ("--embedder", str(files / "embedder"))
     for chosen, options, message in (
         (model, embedder, "--embedder"),
         (model, ("--embedding-cache", str(files / "c")), "has no effect without --examples"),
         (model, ("--examples", str(files / "no.jsonl")), "no.jsonl"),
         (model, ("--examples", str(files / "bare.jsonl"), *embedder), "--examples needs texts and their keyphrases"),
+        (model, ("--examples", str(files / "title.jsonl"), *embedder), "title.jsonl, row 1: 'title' is 5, not a text"),
         (str(files / "gru"), ("--examples", str(files / "examples.jsonl"), *embedder), "scores no candidates"),
         (model, ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "no-embedder")), "no-embedder"),
     ):
