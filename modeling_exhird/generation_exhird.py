@@ -354,7 +354,7 @@ class KeyphraseGenerator:
     def check_ranking(self):
         """Raises a `ValueError`, unless the model can score given phrases."""
         raise ValueError(
-            f"A {type(self.model).__name__} scores no candidates: only a pretrained decoder (ExhirdForCausalLM) does. Leave out "
+            f"{type(self.model).__name__} scores no candidates: only a pretrained decoder (ExhirdForCausalLM) does. Leave out "
             "'candidates'."
         )
 
