@@ -56,8 +56,8 @@ class NearExamples:
             self.numbers.setdefault(text, set()).add(number)
 
     def candidates(self, documents: Sequence[dict]) -> list[list[str]]:
-        """The keyphrases of the `NEAREST` examples of each document: first those that many and near ones have. A document is no
-        example of itself.
+        """The keyphrases of the `NEAREST` examples of each document: first those that many and near ones have. A document is not
+        an example of itself.
         """
         texts, found = [full_text(document) for document in documents], []
         for start in range(0, len(texts), BLOCK):
