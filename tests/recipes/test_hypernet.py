@@ -136,6 +136,22 @@ def test_the_title_guided_model_is_the_formula(backbone_config):
         assert_close(states[i, : lengths[1][i]], (text + merged) / 2)
 
 
+def test_a_new_title_guided_model_has_no_weights_from_memory(backbone):
+    args = ModelArguments(backbone, reader="title_guided", hidden_size=8)
+    first, second = (systems.build_model("keyphrases", args, backbone) for _ in range(2))
+    for name, weight in first.named_parameters():
+        if ".rnn." in name:
+            assert 0 < weight.abs().max() <= 4**-0.5 and not torch.equal(weight, second.get_parameter(name)), name
+
+
+def test_a_title_guided_model_reads_texts_without_a_title(backbone_config):
+    model = TitleGuidedModel(HypernetConfig(text_config=backbone_config("bert"), hidden_size=8))
+    u, v = torch.randn(2, 3, 32), torch.randn(2, 5, 32)
+    states, _ = model.encode_main(u, torch.tensor([3, 0]), v, torch.tensor([5, 4]))
+    states.sum().backward()
+    assert states.isfinite().all() and all(p.grad.isfinite().all() for p in model.reader.parameters())
+
+
 def test_the_backbone_has_a_separate_learning_rate(backbone, tmp_path):
     args = ModelArguments(backbone, freeze_backbone=False, meta_embedding_size=4, hidden_size=8)
     model = systems.build_model("classes", args, backbone, num_labels=2)

@@ -6,6 +6,7 @@ Letters: B pairs, U tokens of a title, L of a text, d the backbone's hidden size
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from transformers import initialization as init
 
 from modeling_hypernet import HypernetModel
 
@@ -65,11 +66,20 @@ class TitleGuidedModel(HypernetModel):
             }
         )
 
+    def _init_weights(self, module):
+        """As in transformers, which leaves a GRU's weights as they are in memory."""
+        if isinstance(module, nn.GRU):
+            for weight in module.parameters():
+                init.uniform_(weight, -(module.hidden_size**-0.5), module.hidden_size**-0.5)
+        else:
+            super()._init_weights(module)
+
     def encode_main(self, u, u_lengths, v, v_lengths):
         """See `HypernetModel`; z is `None`."""
         text, title = self.reader["text"](v, v_lengths), self.reader["title"](u, u_lengths)
         scores = self.reader["match"](text) @ title.mT  # (B, L, U)
         padding = torch.arange(u.shape[1], device=u.device) >= u_lengths[:, None]
-        gathered = scores.masked_fill(padding[:, None], -torch.inf).softmax(-1) @ title  # (B, L, D)
+        weights = scores.masked_fill(padding[:, None], torch.finfo(scores.dtype).min).softmax(-1)
+        gathered = weights.masked_fill(padding[:, None], 0) @ title  # (B, L, D), zeros without a title
         merged = self.reader["merge"](torch.cat([text, gathered], -1), v_lengths)
         return (text + merged) / 2, None
