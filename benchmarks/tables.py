@@ -69,6 +69,7 @@ MAKERS = {
     "table:moesumm_smollm2": moesumm.moesumm_smollm2,
     "table:moesumm_smollm2_systems": moesumm.moesumm_smollm2_systems,
     "table:moesumm_smollm2_few": moesumm.moesumm_smollm2_few,
+    "table:moesumm_smollm2_four": moesumm.moesumm_smollm2_four,
     "table:hypernet_quality": hypernet.hypernet_quality,
     "table:hypernet_speed": hypernet.hypernet_speed,
     "table:hypernet_crf": hypernet.hypernet_crf,

@@ -118,6 +118,11 @@ def moesumm_smollm2_few() -> str:
     return over_smollm2("moesumm_smollm2_few", "few-shot, 100 rows")
 
 
+def moesumm_smollm2_four() -> str:
+    """The backbone and deputies beside it, on four sets."""
+    return over_smollm2("moesumm_smollm2_four")
+
+
 def over_smollm2(result_name: str, part: str = "") -> str:
     """Systems over SmolLM2 in all settings, or one: ROUGE of each data set, and the difference from a baseline."""
     record = load(result_name)
