@@ -37,8 +37,8 @@ from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.tokenization_exhird import split_document
 
 SETS = {"stackexchange": {"num_train_epochs": 2}, "kp20k_sample": {"num_train_epochs": 4}}
-GENERATOR, EXTRACTOR, NEIGHBOURS, BOTH, DECODER = "default", "extractor", "neighbours", "examples", "decoder"
-SYSTEMS = (GENERATOR, EXTRACTOR, NEIGHBOURS, BOTH, DECODER, "BiGRU", "warm start, MiniLM-L6")
+GENERATOR, EXTRACTOR, NEIGHBOURS, EXAMPLES, DECODER = "default", "extractor", "neighbours", "examples", "decoder"
+SYSTEMS = (GENERATOR, EXTRACTOR, NEIGHBOURS, EXAMPLES, DECODER, "BiGRU", "warm start, MiniLM-L6")
 SUGGESTED, BEST = 5, 10  # of near documents alone, and beside generated ones
 LONGER, FOUND = "at least 8 phrases", "extracted"
 MODES = {
@@ -160,9 +160,9 @@ def differences(ours: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> d
 def measure(options, system: str, set: str, seed: int) -> dict:
     """One system on one set, in each mode of generation."""
     test, results = data_file(options.data, set, "test"), {}
-    untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up, BOTH: rank}.get(system)
+    untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up, EXAMPLES: rank}.get(system)
     model, first = None if untrained else train(options, system, set, seed), None
-    if system == BOTH and (path := generated(options, GENERATOR, set, LONGER)).exists():
+    if system == EXAMPLES and (path := generated(options, GENERATOR, set, LONGER)).exists():
         first = scores_of(path, test)[1]
     for mode in options.modes if model else [FOUND]:
         path, start = generated(options, system, set, mode, seed), time.perf_counter()

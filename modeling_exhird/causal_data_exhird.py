@@ -278,12 +278,10 @@ class CausalKeyphraseGenerator(KeyphraseGenerator):
         device = self.model.device
         return self.model.generate_phrases(ids.to(device), mask.long().to(device), **self.generate_kwargs)
 
-    def check_ranking(self):
-        """See `KeyphraseGenerator`."""
-
     def rank(self, ids: list[list[int]], candidates: list[str], source, document) -> list[dict]:
-        """See `KeyphraseGenerator`. `score` is the probability of a phrase as the first one, or, of one that does not occur, as the
-        first after the mark of these. Of equal phrases the first is kept, a generated one before a candidate.
+        """Rows of ids and candidates -> keyphrases, the most probable first: `score` is the probability of a phrase as the first one, or,
+        of one that does not occur, as the first after the mark of these. Of equal phrases the first is kept, a generated one before
+        a candidate.
         """
         given = [(words, written) for _, words, written in self.decode_rows(ids, source)]
         given += [(phrase_words(text, known_numbers=True), " ".join(text.split())) for text in candidates]

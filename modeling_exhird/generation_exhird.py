@@ -275,6 +275,8 @@ class KeyphraseGenerator:
         ValueError: for a tokenizer with another vocabulary, and numbers out of range.
     """
 
+    rank: Callable | None = None  # rows of ids and candidates -> keyphrases; of a model that can score given phrases
+
     def __init__(
         self,
         model,
@@ -322,11 +324,15 @@ class KeyphraseGenerator:
     ) -> list[list]:
         """Titles and texts -> their keyphrases. The model is in eval mode meanwhile.
 
-        Of a document with `candidates` these and the generated phrases, by `rank`.
+        Of a document with `candidates` these and the generated phrases, the most probable first. Raises a `ValueError` for a model
+        that cannot score given phrases.
         """
         candidates = candidates or [None] * len(documents)
-        if any(own is not None for own in candidates):
-            self.check_ranking()
+        if self.rank is None and any(own is not None for own in candidates):
+            raise ValueError(
+                f"{type(self.model).__name__} scores no candidates: only a pretrained decoder (ExhirdForCausalLM) does. Leave out "
+                "'candidates'."
+            )
         sources = self.encode(documents)
         results: list[list] = [[] for _ in documents]
         order = [i for i in range(len(sources)) if sources[i].input_ids]
@@ -350,17 +356,6 @@ class KeyphraseGenerator:
             for module in training:
                 module.training = True
         return results
-
-    def check_ranking(self):
-        """Raises a `ValueError`, unless the model can score given phrases."""
-        raise ValueError(
-            f"{type(self.model).__name__} scores no candidates: only a pretrained decoder (ExhirdForCausalLM) does. Leave out "
-            "'candidates'."
-        )
-
-    def rank(self, ids: list[list[int]], candidates: list[str], source, document) -> list[dict]:
-        """Rows of ids and candidates -> keyphrases, the most probable first."""
-        raise NotImplementedError
 
     def encode(self, documents: Sequence[tuple[str | None, str]]) -> list:
         """Titles and texts -> what the model reads of them, with `input_ids`, and their `words` and `offsets`."""
