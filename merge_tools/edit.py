@@ -24,7 +24,7 @@ from .low_rank import energies, expanded_tensor
 from .mixture import Mixture
 from .output_config import dense_config, mixture_config, to_json_bytes
 from .output_folder import write_output
-from .output_tensors import OutputTensor, copy_tensor
+from .output_tensors import CENTROIDS, OutputTensor, copy_tensor
 from .places import places_beside
 from .plan import Gates, expert_tensors, measure, zero_tensors
 from .preflight import check_adapters
@@ -390,18 +390,22 @@ def export(
     stock = old.shape.mixture.model_type
     if format not in (stock, "lexicon"):
         raise MergeError(f"Invalid format: {format!r:.60}. Use {stock}, lexicon or gguf.")
-    recipe = read_recipe({**old.recipe.to_dict(), "format": format} | ({"rank": None} if format == stock else {}))
-    biases = old.shape.attention_bias and not old.shape.mixture.attention_biases
-    if format == stock and (biases or "domain_centroids" in old.source):
-        feature = "attention biases" if biases else "centroids"
-        raise MergeError(f"{old.folder} has {feature}, which a {stock} does not support. Use --format lexicon.")
+    # by token, centroids name the nearest cluster of a text, and route nothing
+    dropped = {"rank": None, "centroids": None, "embedder": None} if format == stock else {}
+    recipe = read_recipe({**old.recipe.to_dict(), "format": format} | dropped)
+    if format == stock and old.shape.attention_bias and not old.shape.mixture.attention_biases:
+        raise MergeError(f"{old.folder} has attention biases, which a {stock} does not support. Use --format lexicon.")
     if format == "lexicon" and (reason := lexicon_problem(old.family, old.config)):
         raise MergeError(f"{old.folder} cannot be written as lexicon: {reason}")
     tensors = plan_with_experts(old, list(range(len(old.names))), old.gates(), recipe)
+    has_centroids = format == stock and CENTROIDS in old.source
+    tensors = [tensor for tensor in tensors if not (has_centroids and tensor.name == CENTROIDS)]
     record = {**deepcopy(old.record), "format": format, "recipe": recipe.to_dict()}
     if old.recipe.rank and not recipe.rank:
         del record["energies"]
         record["expanded_rank"] = old.recipe.rank
     files = edited_files(old, record, recipe, tensors, Path(out))
     beside = carried_statistics(old.folder, old.record["gates"])
-    return write_output(Path(out), tensors, [old.source], progress, lambda scans: files, beside)
+    written = write_output(Path(out), tensors, [old.source], progress, lambda scans: files, beside)
+    note = f"The centroids are left out: a {stock} has no assign_domains(). They do not route tokens."
+    return written | ({"notes": [note]} if has_centroids else {})

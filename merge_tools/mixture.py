@@ -17,6 +17,7 @@ from .config_checks import find_value_errors
 from .errors import MergeError
 from .families import FAMILIES
 from .layout import RoutedPart, mixture_layout, rope_parameters
+from .output_tensors import CENTROIDS
 from .places import download, is_on_hub, is_relative, locate, recorded_paths
 from .plan import active_parameters
 from .provenance import RECORD, read_record
@@ -88,7 +89,7 @@ class Mixture:
 
     def layout(self) -> list[str | RoutedPart]:
         """The names of the tensors that are not routed, and the routed parts, in the order in which they are written."""
-        centroids = ["domain_centroids"] * ("domain_centroids" in self.source)
+        centroids = [CENTROIDS] * (CENTROIDS in self.source)
         items: list[str | RoutedPart] = []
         for item in mixture_layout(self.shape, self.parts):
             items += [item] if isinstance(item, str) else [item, *item.base_tensors(), *item.zero_tensors(self.shape)]

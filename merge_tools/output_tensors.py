@@ -10,6 +10,8 @@ from .checkpoints import Source
 from .slices import MEAN, Slice
 from .tensor_files import DTYPE_BYTES, TORCH_NAMES, TensorEntry
 
+CENTROIDS = "domain_centroids"  # the tensor of the centroids of the experts' clusters
+
 
 @dataclass(frozen=True)
 class OutputTensor:

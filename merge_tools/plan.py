@@ -19,7 +19,7 @@ from .findings import Report
 from .layout import RoutedPart, Shape, mixture_layout
 from .low_rank import energies, factor_tensors
 from .output_config import mixture_config, output_format
-from .output_tensors import OutputTensor, copy_tensor, zeros
+from .output_tensors import CENTROIDS, OutputTensor, copy_tensor, zeros
 from .places import places_beside
 from .provenance import source_record
 from .recipe import Recipe, all_parts, gated_parts
@@ -110,7 +110,7 @@ def make_plan(
     vocab_size, size = tensors[0].shape[0], None if centroids is None else centroids.shape[1]
     if centroids is not None:
         values = centroids.view("<u4")
-        tensors.append(OutputTensor("domain_centroids", "F32", centroids.shape, values=values))
+        tensors.append(OutputTensor(CENTROIDS, "F32", centroids.shape, values=values))
     config = mixture_config(recipe, base, format, vocab_size, size, named_source(recipe, experts))
     return Plan(recipe, base, experts, format, tensors, config)
 

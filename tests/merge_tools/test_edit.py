@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, LlamaForCausalLM
 
@@ -311,6 +312,26 @@ def test_a_mixture_exported_and_back_is_the_same(experts, tmp_path, options):
     code = {"modeling_lexicon.py", "configuration_lexicon.py"}
     assert code <= contents(tmp_path / "lexicon").keys() and not code & contents(tmp_path / "back").keys()
     assert all(verify(tmp_path / name)["ok"] for name in names)
+
+
+def test_a_stock_class_routes_by_token_without_the_centroids(experts, tmp_path):
+    save_file({"centroids": torch.randn(3, 5)}, tmp_path / "centroids.safetensors")
+    mixture(tmp_path / "plain", experts(3), format="lexicon")
+    given = {"centroids": str(tmp_path / "centroids.safetensors"), "embedder": "minilm"}
+    mixture(tmp_path / "lexicon", experts(3), format="lexicon", **given)
+    result = export(tmp_path / "lexicon", tmp_path / "mixtral", "mixtral")
+    assert result["notes"] == [
+        "The centroids are left out: a mixtral has no assign_domains(). They do not route tokens."
+    ]
+    assert "notes" not in export(tmp_path / "plain", tmp_path / "other", "mixtral")
+    assert contents(tmp_path / "mixtral") == contents(tmp_path / "other")
+    model = open_model(tmp_path / "mixtral")
+    assert_close(logits_of(open_model(tmp_path / "lexicon"), IDS), logits_of(model, IDS), atol=1e-5, rtol=1e-5)
+    assert verify(tmp_path / "mixtral")["ok"]
+    export(tmp_path / "lexicon", tmp_path / "kept", "lexicon")
+    assert torch.equal(
+        open_model(tmp_path / "kept").domain_centroids, open_model(tmp_path / "lexicon").domain_centroids
+    )
 
 
 def test_a_composed_lexicon_is_the_exported_one(experts, tmp_path):
