@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from transformers import (
     MixtralForCausalLM,
 )
 
-from lexperts.recipes.common import causal_training, perplexity
+from lexperts.recipes.common import perplexity
 from lexperts.recipes.common.arguments import parse_command
 from lexperts.recipes.lexicon import routing_report, train_expert, training, tune_router
 from modeling_lexicon import data_lexicon
@@ -292,68 +291,6 @@ def test_the_large_recipe_holds_the_papers_table():
     assert (recipe["adam_beta1"], recipe["adam_beta2"], recipe["max_grad_norm"]) == (0.9, 0.95, 1.0)
     rows = recipe["per_device_train_batch_size"] * recipe["gradient_accumulation_steps"] * 8
     assert rows * recipe["max_length"] == 524_288
-
-
-# --- weights that become NaN ---
-
-
-@pytest.fixture
-def train_with_nan(tmp_path, monkeypatch, capsys):
-    """Runs main, with a NaN gradient in a given step -> exit status, error and folder."""
-    rows, plain = write_rows(tmp_path / "rows.jsonl", some_rows(16)), causal_training.CheckpointTrainer
-
-    def run(name: str, *options, nan_at: int | None = None):
-        class Poisoned(plain):
-            def training_step(self, model, *given, **named):
-                loss = super().training_step(model, *given, **named)
-                if self.state.global_step + 1 == nan_at:
-                    model.lm_head.weight.grad[0, 0] = torch.nan
-                return loss
-
-        given = ["--train_files", rows, "--output_dir", tmp_path / name, "--from_scratch", json.dumps(SCRATCH)]
-        given += ["--per_device_train_batch_size", 4, "--max_steps", 6, "--report_to", "none", "--use_cpu", "true"]
-        monkeypatch.setattr(causal_training, "CheckpointTrainer", Poisoned)
-        ended = None
-        try:
-            train_expert.main([*map(str, given), *map(str, options), "--disable_tqdm", "true"])
-        except SystemExit as error:
-            ended = error.code
-        return SimpleNamespace(code=ended, error=capsys.readouterr().err, folder=tmp_path / name)
-
-    return run
-
-
-def test_it_ends_before_a_checkpoint_holds_nan_and_goes_on_from_the_last(train_with_nan):
-    every = ("--save_strategy", "steps", "--save_steps", 2)
-    found = train_with_nan("broken", *every, nan_at=4)
-    last = found.folder / "checkpoint-2"
-    assert found.code == 2
-    assert "step 4: " in found.error and "NaN" in found.error and f"resumes from {last}" in found.error
-    assert "learning_rate (now 5e-05)" in found.error
-    assert sorted(path.name for path in found.folder.glob("checkpoint-*")) == ["checkpoint-2"]
-    assert all(x.isfinite().all() for x in load_file(last / "model.safetensors").values())
-    assert not (found.folder / "model.safetensors").exists()
-    assert train_with_nan("broken", *every).code is train_with_nan("whole", *every).code is None
-    resumed, whole = (load_file(found.folder.parent / name / "model.safetensors") for name in ("broken", "whole"))
-    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
-
-
-@pytest.mark.parametrize("options", [("--logging_steps", 1), ("--logging_strategy", "no", "--save_strategy", "no")])
-def test_without_a_checkpoint_it_says_so_at_the_next_log_or_the_epochs_end(train_with_nan, options):
-    found = train_with_nan("broken", *options, nan_at=2)
-    assert found.code == 2 and "starts again" in found.error
-    assert f"step {2 if '--logging_steps' in options else 4}: " in found.error
-    assert not (found.folder / "model.safetensors").exists()
-
-
-def test_frozen_weights_are_not_looked_at():
-    model = torch.nn.Linear(2, 2)
-    assert causal_training.is_finite(model)
-    model.weight.data[0, 0] = torch.inf
-    assert not causal_training.is_finite(model)
-    model.weight.requires_grad = False
-    assert causal_training.is_finite(model)
-    assert causal_training.is_finite(model.requires_grad_(False))
 
 
 # --- routing ---

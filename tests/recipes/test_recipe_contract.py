@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from lexperts.recipes import TRAIN
+from lexperts.recipes.common.training import is_finite
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
 from tests.modeling_exhird import causal
 from tests.recipes import helpers
@@ -175,6 +176,65 @@ def test_a_killed_run_resumes_to_the_same_weights(name, inputs, trained, tmp_pat
     (tmp_path / "run" / "checkpoint-999").mkdir()  # half a checkpoint
     run(name, *argv)
     assert weights_of(tmp_path / "run") == weights_of(trained(name))
+
+
+@pytest.fixture
+def nan_in_step(monkeypatch):
+    """nan_in_step(n): gradients have a NaN in the n-th step of each training."""
+    plain = Trainer.training_step
+
+    def use(step):
+        def training_step(self, model, *given, **named):
+            loss = plain(self, model, *given, **named)
+            if self.state.global_step + 1 == step:
+                next(p.grad for p in model.parameters() if p.grad is not None).view(-1)[0] = torch.nan
+            return loss
+
+        monkeypatch.setattr(Trainer, "training_step", training_step)
+
+    return use
+
+
+@each_command
+def test_weights_that_become_nan_end_a_run_which_resumes_from_the_last_finite_ones(
+    name, inputs, trained, tmp_path, nan_in_step
+):
+    argv, output = arguments(name, inputs, tmp_path / "run"), tmp_path / "run"
+    nan_in_step(2)
+    error = fails(name, *argv)
+    assert "step 2: " in error and "NaN" in error and f"resumes from {output / 'checkpoint-1'}" in error
+    assert "learning_rate (now 0.01)" in error
+    assert [path.name for path in output.glob("checkpoint-*")] == ["checkpoint-1"]
+    assert not (output / "model.safetensors").exists()
+    if name != "moesumm-backbone":  # see NOISE
+        nan_in_step(None)
+        run(name, *argv)
+        assert weights_of(output) == weights_of(trained(name))
+
+
+@pytest.mark.parametrize("options", [("--logging-steps", 1), ("--logging-strategy", "no")])
+def test_without_a_checkpoint_nan_is_an_error_at_the_next_log_or_the_epochs_end(options, inputs, tmp_path, nan_in_step):
+    argv = [*arguments("lexicon-expert", inputs, tmp_path / "run"), *options, "--save-strategy", "no"]
+    nan_in_step(2)
+    error = fails("lexicon-expert", *argv)
+    assert "starts again" in error and f"step {2 if '--logging-steps' in options else 3}: " in error
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_few_shot_training_ends_at_nan_too(inputs, tmp_path, nan_in_step):
+    argv = arguments("moesumm", inputs, tmp_path / "run") + ["--setting", "few_shot", "--few-shot-rows", 8]
+    nan_in_step(2)
+    assert "step 2: the weights contain NaN" in fails("moesumm", *argv)
+
+
+def test_frozen_weights_may_be_infinite():
+    model = torch.nn.Linear(2, 2)
+    assert is_finite(model)
+    model.weight.data[0, 0] = torch.inf
+    assert not is_finite(model)
+    model.weight.requires_grad = False
+    assert is_finite(model)
+    assert is_finite(model.requires_grad_(False))
 
 
 # a command over other models, with parameters, groups of them and rows of their own

@@ -1,19 +1,17 @@
-"""What the trainings of causal language models share: checkpoints, weights that are not finite, a run that ends in one line."""
+"""What the trainings of causal language models share: checkpoints, perplexity, a run that ends in one line."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer
 
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions
 from run_tools.errors import RESUME
 
 from .arguments import command
-from .interruptions import last_checkpoint
 from .perplexity import perplexity_metric, token_nll
 from .run_folder import RunFolder, write_results
 from .training import train_or_resume, trainer_options
@@ -43,11 +41,13 @@ class CheckpointTrainer(Trainer):
         self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
-def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args, cls: type | None = None, **options):
+def make_trainer(
+    model, tokenizer, splits: dict[str, Dataset], training_args, cls: type | None = None, callbacks=(), **options
+):
     """A Trainer on token ids with labels, which measures the perplexity of the validation rows."""
     by_token = getattr(model.config, "routing_policy", "token") == "token"  # the others find the prompt by the labels
     collator = DataCollatorForDefinitions(tokenizer, answers_only=by_token)
-    options |= trainer_options(model, training_args, splits, collator, tokenizer)
+    options |= trainer_options(model, training_args, splits, collator, tokenizer, callbacks)
     options |= {"compute_metrics": perplexity_metric, "preprocess_logits_for_metrics": token_nll}
     return (cls or CheckpointTrainer)(**options)
 
@@ -55,41 +55,6 @@ def make_trainer(model, tokenizer, splits: dict[str, Dataset], training_args, cl
 def add_lora(model, r: int, **options):
     """The model with LoRA of rank r; `options` are those of peft's `LoraConfig`."""
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=r, lora_alpha=2 * r, **options))
-
-
-def is_finite(model) -> bool:
-    """Whether all trainable weights on this process are finite."""
-    weights = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
-    weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
-    return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
-
-
-class StopAtNaN(TrainerCallback):
-    """Raises a `FloatingPointError` before a log, evaluation or checkpoint if a weight is not finite.
-
-    Gradient clipping turns one non-finite gradient into NaN in all weights, and the Trainer continues with a loss of 0.
-    """
-
-    def on_step_end(self, args, state, control, model, **kwargs):
-        """Before a log, an evaluation or a checkpoint."""
-        if control.should_log or control.should_evaluate or control.should_save:
-            self.check(args, state, model)
-
-    def on_epoch_end(self, args, state, control, model, **kwargs):
-        """After every epoch."""
-        self.check(args, state, model)
-
-    def check(self, args, state, model) -> None:
-        """Raises the error if a weight is not finite."""
-        if is_finite(model):
-            return
-        last = last_checkpoint(args.output_dir)
-        action = f"resumes from {last}, which is finite" if last else "starts again, because no checkpoint exists yet"
-        raise FloatingPointError(
-            f"step {state.global_step}: the weights contain NaN or infinite values, after a gradient that was not finite. The "
-            f"same command {action}. If it happens again, use a lower learning_rate (now {args.learning_rate:g})"
-            + (", or bf16: false." if args.bf16 else ", or fp16: false." if args.fp16 else ".")
-        )
 
 
 def save_and_score(trainer: Trainer, folder: RunFolder, metric: str, description: str) -> None:
@@ -119,7 +84,6 @@ def training_command(
 
     def run(*groups) -> None:
         trainer, folder = prepare(*groups)
-        trainer.add_callback(StopAtNaN())
         train_or_resume(trainer, folder)
         save_and_score(trainer, folder, metric, description)
 

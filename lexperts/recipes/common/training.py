@@ -1,10 +1,11 @@
-"""What several trainings share: a Trainer for a part of the weights, resuming, a new tokenizer."""
+"""What several trainings share: a Trainer for a part of the weights, weights that become NaN, resuming, a new tokenizer."""
 
 import json
 from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from torch.optim import Optimizer
@@ -12,6 +13,7 @@ from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from .interruptions import last_checkpoint
 from .run_folder import RunFolder
 
 
@@ -60,6 +62,41 @@ class RecordCheckpoints(TrainerCallback):
             self.folder.record_checkpoint(f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
 
 
+def is_finite(model) -> bool:
+    """Whether all trainable weights on this process are finite."""
+    weights = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
+    weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+    return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+
+
+class StopAtNaN(TrainerCallback):
+    """Raises a `FloatingPointError` before a log, evaluation or checkpoint if a weight is not finite.
+
+    Gradient clipping turns one non-finite gradient into NaN in all weights, and the Trainer continues with a loss of 0.
+    """
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        """Before a log, an evaluation or a checkpoint."""
+        if control.should_log or control.should_evaluate or control.should_save:
+            self.check(args, state, model)
+
+    def on_epoch_end(self, args, state, control, model, **kwargs):
+        """After every epoch."""
+        self.check(args, state, model)
+
+    def check(self, args, state, model) -> None:
+        """Raises the error if a weight is not finite."""
+        if is_finite(model):
+            return
+        last = last_checkpoint(args.output_dir)
+        action = f"resumes from {last}, which is finite" if last else "starts again, because no checkpoint exists yet"
+        raise FloatingPointError(
+            f"step {state.global_step}: the weights contain NaN or infinite values, after a gradient that was not finite. The "
+            f"same command {action}. If it happens again, use a lower learning_rate (now {args.learning_rate:g})"
+            + (", or bf16: false." if args.bf16 else ", or fp16: false." if args.fp16 else ".")
+        )
+
+
 def train_or_resume(trainer: Trainer, folder: RunFolder) -> None:
     """Trains, from the checkpoint where a run folder starts, if there is one. A run that has reached its last step only loads
     its weights: the stock Trainer looks at the number of steps after a step, and would train one more (transformers 5.23).
@@ -82,9 +119,12 @@ def best_evaluation(state, metric: str) -> dict:
     return max((entry for entry in state.log_history if metric in entry), key=itemgetter(metric))
 
 
-def trainer_options(model, args, rows: dict, collator, tokenizer) -> dict:
-    """The arguments that all Trainers get; rows of the splits "train" and, if there are any, "validation"."""
+def trainer_options(model, args, rows: dict, collator, tokenizer, callbacks: Iterable[TrainerCallback] = ()) -> dict:
+    """The arguments that all Trainers get; rows of the splits "train" and, if there are any, "validation". No training goes on with
+    weights that are not finite.
+    """
     options = {"model": model, "args": args, "data_collator": collator, "processing_class": tokenizer}
+    options["callbacks"] = [StopAtNaN(), *callbacks]
     return options | {"train_dataset": rows["train"], "eval_dataset": rows.get("validation")}
 
 

@@ -145,8 +145,8 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
         optimizer = make_optimizer(model, training_args.learning_rate, model_args.backbone_lr)
         schedule = PlateauSchedule(optimizer)
     collator = DataCollatorForKeyphraseGeneration(tokenizer)
-    options = trainer_options(model, training_args, rows, collator, tokenizer)
-    options["callbacks"] = [StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else []
+    callbacks = [StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else []
+    options = trainer_options(model, training_args, rows, collator, tokenizer, callbacks)
     return data_args, folder, Trainer(**options, optimizers=(optimizer, schedule))
 
 
