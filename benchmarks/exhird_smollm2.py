@@ -79,14 +79,20 @@ def look_up(options, name: str, output: Path) -> None:
     save(output, rows, [document["candidates"][:SUGGESTED] for document in documents])
 
 
+def generator_of(name: str) -> str:
+    """The decoder that was trained on a set."""
+    return GENERATOR if name == "stackexchange" else DECODER
+
+
 def rank(options, name: str, output: Path) -> None:
-    """What the default model generates and the keyphrases of the nearest training rows, by the model's probability."""
+    """What the set's generator writes and the keyphrases of the nearest training rows, by the generator's probability."""
     from transformers import pipeline
 
     import lexperts  # noqa: F401
 
     rows, documents = near_examples(options, name)
-    found = pipeline("keyphrase-generation")(tqdm(documents), num_keyphrases=BEST, **MODES[LONGER])
+    generate = pipeline("keyphrase-generation", model=train(options, generator_of(name), name))
+    found = generate(tqdm(documents), num_keyphrases=BEST, **MODES[LONGER])
     save(output, rows, [[phrase["keyphrase"] for phrase in phrases] for phrases in found])
 
 
@@ -162,7 +168,7 @@ def measure(options, system: str, set: str, seed: int) -> dict:
     test, results = data_file(options.data, set, "test"), {}
     untrained = {EXTRACTOR: extract, NEIGHBOURS: look_up, EXAMPLES: rank}.get(system)
     model, first = None if untrained else train(options, system, set, seed), None
-    if system == EXAMPLES and (path := generated(options, GENERATOR, set, LONGER)).exists():
+    if system == EXAMPLES and (path := generated(options, generator_of(set), set, LONGER)).exists():
         first = scores_of(path, test)[1]
     for mode in options.modes if model else [FOUND]:
         path, start = generated(options, system, set, mode, seed), time.perf_counter()
