@@ -61,6 +61,7 @@ MAKERS = {
     "table:lexicon_quality_medium": definitions.lexicon_quality_medium,
     "table:lexicon_smollm2": definitions.lexicon_smollm2,
     "table:lexicon_smollm2_dictionaries": definitions.lexicon_smollm2_dictionaries,
+    "table:lexicon_smollm2_all": definitions.lexicon_smollm2_all,
     "table:lexicon_smollm2_policies": definitions.lexicon_smollm2_policies,
     "table:lexicon_speed": definitions.lexicon_speed,
     "table:moesumm_speed": moesumm.moesumm_speed,

@@ -113,6 +113,8 @@ SMOLLM2 = {
     "lexicon-smollm2, best of 2": "the best of two samples",
     "lexicon-smollm2, best of 4": "the best of four",
     "lexicon-smollm2, best of 8": "the best of eight",
+    "lexicon-smollm2, best of 8 by a reward for gold": "the best of eight, by a reward that prefers gold definitions",
+    "lexicon-smollm2, best of 8 by a reward for nearest": "the best of eight, by a reward that prefers the nearest sample",
     "main": "the recipe: a model fine-tuned on all rows, four experts from it, ridge gates, top 2 per token",
     "experts_1": "the same training without a split: a dense model",
     "paper": "experts from SmolLM2 itself",
@@ -171,18 +173,24 @@ def lexicon_smollm2_policies() -> str:
     settings = record["settings"]
     title = (
         f"The default model on the first {settings['test_rows']:,} test rows, in per cent, with 95% intervals over rows, and in brackets the "
-        "difference from its own greedy definitions (the best of several samples is the most likely one):"
+        "difference from its own greedy definitions (the best of several samples is the most likely one, unless a reward is named):"
     )
     command = f"lexicon_smollm2.py --data PATH --work FOLDER --systems --packaged --test_rows {settings['test_rows']} "
-    command += (
-        f"--best_of {settings['best_of']} --policies {' '.join(settings['policies'])} --name lexicon_smollm2_policies"
-    )
+    command += f"--best_of {settings['best_of']} --policies {' '.join(settings['policies'])} "
+    if settings.get("rewards"):
+        command += f"--rewards {' '.join(settings['rewards'])} --reward_rows {settings['reward_rows']} "
+    command += "--name lexicon_smollm2_policies"
     return page([title, "", *over_smollm2(record)], record, command)
 
 
 def lexicon_smollm2_dictionaries() -> str:
     """The same for other dictionaries."""
     return lexicon_smollm2("lexicon_smollm2_dictionaries")
+
+
+def lexicon_smollm2_all() -> str:
+    """The same for the three dictionaries together."""
+    return lexicon_smollm2("lexicon_smollm2_all")
 
 
 def lexicon_speed() -> str:

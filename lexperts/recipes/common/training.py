@@ -66,7 +66,8 @@ def is_finite(model) -> bool:
     """Whether all trainable weights on this process are finite."""
     weights = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
     weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
-    return not weights or bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
+    finite = [weight.isfinite().all() for weight in weights]
+    return not finite or bool(torch.stack([each.to(finite[0].device) for each in finite]).all())
 
 
 class StopAtNaN(TrainerCallback):
