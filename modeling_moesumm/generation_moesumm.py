@@ -73,6 +73,12 @@ class OfSummary(LogitsProcessor):
 
 
 # options against repetition, their values without effect, and what applies them; in a decoder `generate` would count the document, too
+UNSAMPLED = {
+    "do_sample": False,
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 1.0,
+}  # chat models sample unless told otherwise
 REPETITION = {
     "no_repeat_ngram_size": (0, NoRepeatNGramLogitsProcessor),
     "repetition_penalty": (1.0, RepetitionPenaltyLogitsProcessor),
@@ -128,10 +134,12 @@ class Summarizer:
             if value is not None and generate_kwargs.get(f"{kind}_new_tokens") is not None:
                 raise ValueError(f"Both {kind}_length and {kind}_new_tokens were given. Pass one of them.")
         options = merge_generation_options(generate_kwargs)
+        if not options.get("do_sample"):
+            options = UNSAMPLED | options
         self.set_lengths(max_length, min_length, options)
         self.window_size = self.max_window_size()
         self.options = {name: value for name, value in options.items() if name not in LENGTHS}
-        if self.setting("num_beams") is None and not self.setting("do_sample"):
+        if self.setting("num_beams") is None and not self.options["do_sample"]:
             self.options["num_beams"] = DEFAULT_BEAMS
         self.processors = list(self.options.pop("logits_processor", None) or [])
         eos = self.options.get("eos_token_id", model.generation_config.eos_token_id)
@@ -178,6 +186,10 @@ class Summarizer:
             defaults = {name: value for name, value in defaults.items() if name not in ("max_length", "min_length")}
         if max_length is None:
             max_length = min(length_of(defaults, "max") or default, self.positions)
+            if isinstance(min_length, int) and min_length > max_length:
+                raise ValueError(
+                    f"min_length={min_length} exceeds the model's max_length={max_length}. Pass a max_length, too."
+                )
         if min_length is None:
             min_length = length_of(defaults, "min") or 0
         self.max_length, self.min_length = max_length, min_length
@@ -370,16 +382,15 @@ class Summarizer:
 def merge_generation_options(options: dict) -> dict:
     """Options for `generate`, including those of a `generation_config`, which override the model's."""
     options = dict(options)
+    if (config := options.pop("generation_config", None)) is not None:
+        changed = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
+        options = {**changed, **options}
     for name in ("num_return_sequences", "return_dict_in_generate"):
         if options.pop(name, None) not in (None, False, 1):
             raise ValueError(f"{name} is not supported: there is one summary per text. Call model.generate() for more.")
     if options.pop("dataset_ids", None) is not None:
         raise ValueError("dataset_ids is not supported. Pass names: dataset=[...], one per text.")
-    config = options.pop("generation_config", None)
-    if config is None:
-        return options
-    changed = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
-    return {**changed, **options}
+    return options
 
 
 def length_of(options: dict, kind: str) -> int | float | None:

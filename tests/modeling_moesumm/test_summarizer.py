@@ -147,6 +147,34 @@ def test_sampling_is_reproducible_and_keeps_the_lengths(model, tokenizer):
     assert sampled(0) == sampled(0) != sampled(1)
 
 
+def test_a_model_that_samples_by_default_writes_the_same_summary_each_time(model, tokenizer):
+    model.generation_config.update(do_sample=True, temperature=1.5, top_p=0.9, top_k=0)
+    for options in ({}, {"num_beams": 2}, {"generation_config": GenerationConfig(num_beams=1)}):
+        found = [summaries_by(model, TEXTS, tokenizer, max_length=18, **options) for _ in range(2)]
+        assert found[0] == found[1] and found[0] == [
+            summaries_by(model, text, tokenizer, max_length=18, **options) for text in TEXTS
+        ]
+    torch.manual_seed(0)
+    sampled = [summaries_by(model, TEXTS, tokenizer, do_sample=True, max_length=18) for _ in range(2)]
+    assert sampled[0] != sampled[1]
+
+
+def test_a_min_length_above_the_models_maximum_is_an_error(model, tokenizer):
+    model.generation_config.update(max_length=9)
+    with pytest.raises(ValueError, match="min_length=30 exceeds the model's max_length=9. Pass a max_length"):
+        Summarizer(model, tokenizer, min_length=30)
+    assert Summarizer(model, tokenizer, min_length=12, max_length=14).max_length == 14
+
+
+def test_a_generation_config_for_several_summaries_is_an_error(model, tokenizer):
+    given = {"num_beams": 2, "num_return_sequences": 2}
+    for options in (given, {"generation_config": GenerationConfig(**given)}):
+        with pytest.raises(ValueError, match="num_return_sequences is not supported"):
+            Summarizer(model, tokenizer, **options)
+    config = GenerationConfig(num_beams=2, num_return_sequences=1, return_dict_in_generate=True)
+    assert Summarizer(model, tokenizer, generation_config=config)(["River."])
+
+
 # ---- texts longer than the encoder
 
 
