@@ -174,6 +174,7 @@ class DeputyFeedForward(nn.Module):
         The attention's output A `(B, T, d)`, the main expert's output X `(B, T, d)` -> X `(B, T, d)`, and `None` or, with
         `gate_position="layer_output"`, each token's gate `(B, T, 1)`.
         """
+        routing = routing.to(A.device)
         rows, ids = routing.rows, routing.dataset_ids
         x = A if rows is None else A[rows]
         if ids is not None and rows is not None:

@@ -24,6 +24,12 @@ class RoutingContext:
     main_only_layer: int | None = None  # computes its rows with and without deputies, if the margin compares with it
     recorded: dict = field(default_factory=dict)  # layer index -> expert indices and weights, both (B, T)
 
+    def to(self, device) -> "RoutingContext":
+        """The same on the device of a layer, with one record for all."""
+        tensors = {"dataset_ids": self.dataset_ids, "rows": self.rows}
+        moved = {name: x.to(device) for name, x in tensors.items() if x is not None and x.device != device}
+        return replace(self, **moved) if moved else self
+
     def record(self, layer_idx: int, gate: torch.Tensor, index: torch.Tensor, shape: torch.Size):
         """Stores gate and index `(b, T)` of the rows that use deputies; `shape` is (B, T)."""
         if not self.recording:

@@ -7,7 +7,8 @@ from torch.testing import assert_close
 from transformers import BartConfig
 
 from modeling_moesumm import MoeSummConfig, MoeSummForConditionalGeneration
-from modeling_moesumm.experts_moesumm import DeputyExperts
+from modeling_moesumm.experts_moesumm import DeputyExperts, DeputyFeedForward
+from modeling_moesumm.routing_moesumm import RoutingContext
 from tests.modeling_moesumm.conftest import tiny_moesumm
 
 M = 2**20  # the paper's million
@@ -120,3 +121,19 @@ def test_parameters_at_bart_large_are_those_of_the_formula():
     assert round(selectors / M, 2) == 0.21 and round((deputies / 3 + selectors) / M, 2) == 24.22
     added = sum(p.numel() for p in four.parameters()) - total
     assert added == 24 * 1024 * 3 and round(added / M, 4) == 0.0703
+
+
+@pytest.mark.parametrize("rows", [None, [0, 2]])
+def test_a_layer_on_another_device_than_the_ids_routes_there(rows):
+    """As the layers of a model with a device_map are; "meta" stands for the other device."""
+    config = MoeSummConfig(text_config=BartConfig(d_model=6), datasets=["news", "mail"])
+    config._experts_implementation = "batched_mm"
+    layer = DeputyFeedForward(config, 6, 5, nn.GELU(), 0.0).to("meta")
+    routing = RoutingContext(
+        True, torch.tensor([1, -1, 0]), None if rows is None else torch.tensor(rows), recording=True
+    )
+    x = torch.empty(3, 4, 6, device="meta")
+    found, _ = layer(x, x, routing, 7)
+    assert found.device.type == "meta" and found.shape == x.shape
+    assert all(one.device.type == "meta" for one in routing.recorded[7])  # in the record of all layers
+    assert routing.dataset_ids.device.type == "cpu"
