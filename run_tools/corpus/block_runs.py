@@ -132,6 +132,8 @@ def process_blocks(
             return known is None or known.is_new(row.id, row.error)
 
         blocks = corpus.blocks(block_size, out.blocks(), skip, is_new if known else None)
+        if corpus.keep is None:
+            blocks = check_columns(blocks, result_names(process, out.path) - {"error"}, corpus.source)
         for block, results in engine.run(blocks, bar.update):
             lines = "".join(format_row(kept, added) for kept, added in merge_rows(corpus, block, results))
             out.write_block(block.start, block.end, lines)
@@ -142,14 +144,30 @@ def process_blocks(
     return count
 
 
+def result_names(process: Process, output: Path) -> set[str]:
+    """The names of the values that a process adds, as far as they are known."""
+    try:
+        names = set(process.types())
+    except ImportError:  # without pyarrow
+        return set()
+    return names | ({"scores"} if output.suffix in DELIMITERS and "keyphrases" in names else set())
+
+
+def check_columns(blocks: Iterable[Block], results: set[str], source: str) -> Iterator[Block]:
+    """The blocks. Raises a `ValueError` before one whose rows have a column that a result would replace."""
+    for block in blocks:
+        for row in block.rows:
+            if taken := results & (row.values or {}).keys():
+                raise ValueError(
+                    f"{source}, row {row.number + 1}: it has a column {min(taken)!r}, which is the name of a result. Rename or "
+                    "remove the column."
+                )
+        yield block
+
+
 def check_kept(corpus: Corpus, process: Process, output: Path) -> None:
     """Raises a `ValueError` if a column of the source that is kept has the name of a result."""
-    try:
-        results = set(process.types())
-    except ImportError:  # without pyarrow
-        return
-    if output.suffix in DELIMITERS and "keyphrases" in results:
-        results.add("scores")
+    results = result_names(process, output)
     if taken := [name for name in corpus.keep or () if name in results]:
         raise ValueError(
             f"--keep {taken[0]} is the name of a result. Rename the column of the source, or leave it out of --keep."

@@ -363,6 +363,16 @@ def test_an_error_column_of_the_source_is_no_error(tmp_path):
     assert lines(tmp_path / "out.jsonl") == [{"text": "graph", "length": 5}, {"text": "cut", "length": 3}]
 
 
+def test_a_result_replaces_no_column_of_the_source(tmp_path):
+    rows = [{"text": "graph"}, {"text": "cut"}, {"text": "bank", "length": "of the source"}]
+    source = write_jsonl(tmp_path / "texts.jsonl", rows)
+    message = "texts.jsonl, row 3: it has a column 'length', which is the name of a result. Rename or remove"
+    with pytest.raises(ValueError, match=message):
+        run(source, tmp_path / "out.jsonl", keep=None)
+    assert not (tmp_path / "out.jsonl").exists()
+    assert run(source, tmp_path / "others.jsonl", keep=[])[:2] == (3, 0)
+
+
 def test_row_groups_of_long_texts_are_smaller(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph " * 1000}] * 1200)
     monkeypatch.setattr(parquet_output, "BYTES", 1_000_000)

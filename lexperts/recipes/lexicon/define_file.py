@@ -71,7 +71,7 @@ class DefinitionProcess:
         """The Arrow types of the values to add, as far as they do not depend on the options."""
         import pyarrow
 
-        return {"definition": pyarrow.string(), "error": pyarrow.string()}
+        return {"definition": pyarrow.string(), "score": pyarrow.float64(), "error": pyarrow.string()}
 
 
 def check_row(row: dict) -> tuple[dict | None, str | None]:
