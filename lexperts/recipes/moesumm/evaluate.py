@@ -119,18 +119,40 @@ def score_all(args: EvaluationArguments, generation_args: GenerationArguments) -
         f"{system} on {name}" for system, place in all_places for name in written_summaries(place, args.only) or test
     ]
     check_scores(args.output_dir, keys, scored_in)
-    scores: Scores = {}
+    files: dict[str, dict[str, list[Path]]] = {system: {} for system in places_by_system}
     for system, places in places_by_system.items():
-        runs: dict[str, list[dict]] = {}
         for run, place in enumerate(places):
             folder = Path(args.output_dir) / (system if len(places) == 1 else f"{system}-{run}")
             for name, path in summary_files(place, folder, test, args, generation_args).items():
-                runs.setdefault(name, []).append(score_file(path, args))
+                files[system].setdefault(name, []).append(path)
+    check_texts(files, args.baseline)
+    scores: Scores = {}
+    for system, sets in files.items():
+        runs = {name: [score_file(path, args) for path in paths] for name, paths in sets.items()}
         scores[system] = {
             name: {metric: np.stack([run[metric] for run in of_set]) for metric in of_set[0]}
             for name, of_set in runs.items()
         }
     return scores
+
+
+def check_texts(files: dict[str, dict[str, list[Path]]], baseline: str | None) -> None:
+    """Raises a `ValueError` unless the runs of a system, and those of the baseline, have summaries of the same texts: of the same
+    references in the same order.
+    """
+    for sets in files.values():
+        for name, paths in sets.items():
+            first, *others = [*paths, *([] if baseline is None else files[baseline].get(name, [])[:1])]
+            references = read_summaries(first)[1]
+            for other in others:
+                theirs = read_summaries(other)[1]
+                if references != theirs:
+                    pairs = enumerate(zip(references, theirs, strict=False), start=1)
+                    row = next((i for i, (a, b) in pairs if a != b), min(len(references), len(theirs)) + 1)
+                    raise ValueError(
+                        f"{first} and {other} are not of the same texts: their references differ in row {row} (they have "
+                        f"{len(references):,} and {len(theirs):,} rows). Score summaries of the same rows."
+                    )
 
 
 def scored_in(content: dict) -> list[str]:
@@ -162,7 +184,7 @@ def to_records(table: pd.DataFrame) -> list[dict]:
 
 def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
     """Each system against the baseline on the same documents, by the mean of ROUGE-1, -2 and -L; `agree` counts the runs
-    whose difference has the sign of the mean. Raises a `ValueError` for other data sets or documents.
+    whose difference has the sign of the mean. Raises a `ValueError` for other data sets.
     """
     rows, theirs = [], scores[baseline]
     for system, ours in scores.items():
@@ -171,9 +193,6 @@ def difference_table(scores: Scores, baseline: str) -> pd.DataFrame:
             if missing := [one for one in names if one not in theirs]:
                 raise ValueError(f"{baseline} has no summaries of {missing[0]}, but {system} has. Score the same sets.")
             pairs = [(ours[one][MEAN], theirs[one][MEAN]) for one in names]  # (R, n)
-            for one, (x, y) in zip(names, pairs, strict=True):
-                if x.shape[1] != y.shape[1]:
-                    raise ValueError(f"{one}: {x.shape[1]} summaries by {system}, {y.shape[1]} by {baseline}.")
             result = compare([x.mean(0) for x, _ in pairs], [y.mean(0) for _, y in pairs])
             agree = count_agreeing(pairs, result["difference"])
             rows.append({"data set": name, "system": system, **result, "agree": agree})
