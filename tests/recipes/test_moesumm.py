@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 
 import numpy as np
@@ -205,6 +206,57 @@ def test_few_shot_trains_deputies_and_selectors_alone_and_writes_each_draw(place
     run(train, *every, "--few-shot-rows", 4, "--draws", 1, "--deputies-only", "false")
     name = "backbone.model.encoder.layers.0.fc1.weight"
     assert not torch.equal(weights_of(tmp_path / "all" / "draw_0" / "chat-4-model")[name], start[name])
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (["--num-deputies", 2], "--num-deputies 2 is not for .* with num_deputies=3"),
+        (["--gate-position", "ffn_output"], "--gate-position ffn_output is not for"),
+        (["--variant", "flat_moe"], "--variant flat_moe is not for .* with main_expert=True"),
+        (["--variant", "no_dataset"], "--variant no_dataset is not for .* with dataset_aware=True"),
+        (["--variant", "backbone"], "--variant backbone is not for"),
+    ],
+)
+def test_few_shot_refuses_what_a_trained_model_cannot_follow(given, message, places, trained, tmp_path):
+    given = ["--setting", "few_shot", "--few-shot-rows", 4, *given]
+    given = train_arguments(places, trained, tmp_path, *given, sets=["chat"])
+    assert re.search(message, fails(train.main, *given))
+    assert not any(tmp_path.rglob("*.jsonl"))
+
+
+def test_few_shot_changes_the_losses_and_trains_in_float32(places, trained, tmp_path):
+    half = tmp_path / "half"
+    MoeSummForConditionalGeneration.from_pretrained(trained, dtype="bfloat16").save_pretrained(half)
+    AutoTokenizer.from_pretrained(trained).save_pretrained(half)
+    losses = {
+        "no_margin": ["--variant", "no_margin"],
+        "margin": ["--margin-loss-coef", 3, "--margin-main", "last_layer"],
+    }
+    for name, given in losses.items():
+        given += ["--setting", "few_shot", "--few-shot-rows", 4, "--draws", 1, "--max-steps", 1, "--save-models"]
+        run(train, *train_arguments(places, half, tmp_path / name, *given, sets=["chat"]))
+        model = MoeSummForConditionalGeneration.from_pretrained(tmp_path / name / "draw_0" / "chat-4-model")
+        config = model.config
+        found = (config.margin_loss_coef, config.margin_main)
+        assert found == ((0, "model") if name == "no_margin" else (3, "last_layer"))
+        assert model.dtype == torch.float32
+
+
+def test_summaries_of_other_texts_are_not_compared(tmp_path):
+    rows = {
+        "ours": [("a boat", "a boat met a bird"), ("a bell", "a bell met a barn")],
+        "base": [("a boat", "a boat met a bird"), ("a bell", "a bell met a book")],
+        "short": [("a boat", "a boat met a bird")],
+    }
+    for name, pairs in rows.items():
+        write_rows(tmp_path / name / "mail.jsonl", [{"prediction": p, "summary": s} for p, s in pairs])
+    ours, base, short = (f"{name}={tmp_path / name}" for name in rows)
+    for one, other in ((ours, base), (ours, short), (ours, base.replace("base=", "ours="))):
+        baseline = [] if other.startswith("ours") else ["--baseline", other.partition("=")[0]]
+        given = ["--systems", one, other, *baseline, "--output-dir", tmp_path / "scores"]
+        assert "references differ in row 2 (they have" in fails(evaluate.main, *given)
+    run(evaluate, "--systems", ours, base, "--output-dir", tmp_path / "apart")  # without a difference
 
 
 def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, capsys):

@@ -60,7 +60,10 @@ class SummaryProcess:
             text = row[self.text_column]
             if not isinstance(text, str) or not text.strip():
                 return None, f"its {self.text_column} is {text!r:.60}, not a text"
-            return (text, row.get(self.dataset_column) if self.dataset_column else self.dataset), None
+            return (
+                text,
+                (row.get(self.dataset_column) or None) if self.dataset_column else self.dataset,
+            ), None  # CSV has ""
 
         def summarize(items: list[tuple]) -> list[str]:
             return self.summarize([text for text, _ in items], [name for _, name in items])

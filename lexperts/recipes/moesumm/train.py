@@ -57,6 +57,10 @@ from .data import concatenate, fingerprint_splits, load_sources, require_split, 
 from .models import auto_class, is_decoder
 from .resumable_summaries import SummaryFile, hash_rows
 
+# Fields of the configuration that a trained model can change, and those that are fixed when it is made.
+LOSSES = ("margin_loss_coef", "margin_main", "label_smoothing")
+STRUCTURE = ("num_deputies", "deputy_intermediate_size", "deputy_init_std", "gate_position", "selector_bias")
+
 
 class BackboneTrainer(RecipeTrainer):
     """For a stock model, whose loss is a mean per batch: all tokens of a step get the same weight, as in MoeSumm."""
@@ -89,11 +93,9 @@ def load_model(args: ModelArguments, names: list[str]):
     if args.variant == "backbone":
         model = open_model(auto, args.model_name_or_path, dtype="float32")
     else:
-        fields = ("num_deputies", "deputy_intermediate_size", "deputy_init_std", "label_smoothing")
-        fields += ("gate_position", "selector_bias", "margin_main")
-        options = {name: getattr(args, name) for name in fields}
-        if args.variant != "flat_moe":
-            options["margin_loss_coef"] = args.margin_loss_coef
+        options = {name: getattr(args, name) for name in (*LOSSES, *STRUCTURE)}
+        if args.variant == "flat_moe":
+            del options["margin_loss_coef"]
         options |= VARIANTS[args.variant]
         cls = MoeSummForCausalLM if auto is AutoModelForCausalLM else MoeSummForConditionalGeneration
         model = cls.from_backbone(args.model_name_or_path, datasets=names, **options)
@@ -178,7 +180,8 @@ def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_a
         lengths = {"max_length": length} if length else {}
         if length and is_decoder(model.config):  # whose max_length counts the document
             lengths = {"max_new_tokens": length - 1}
-        model.generation_config.update(**generation_args.generate_kwargs(), **lengths)
+        unsampled = dict.fromkeys(("temperature", "top_k", "top_p")) | {"do_sample": False}  # as chat models are not
+        model.generation_config.update(**unsampled, **generation_args.generate_kwargs(), **lengths)
         pipeline("moe-summarization", model=model, tokenizer=tokenizer).save_pretrained(output)
         write_file(output / "log.json", json.dumps(trainer.state.log_history, indent=1))
         folder.mark_finished(ran=training_summary(training_args, trainer.state))
@@ -196,6 +199,24 @@ def check_model(file: SummaryFile, saved: Path) -> None:
             f"{saved} exists, but {file.record.name}, the record of a run that wrote it, does not. Move the folder away, or use "
             "another --output-dir."
         )
+
+
+def changes_of(args: ModelArguments, config) -> dict:
+    """The fields of a trained model's configuration that few-shot training is to change. Raises a `UserError` for an option that a
+    trained model cannot follow.
+    """
+    given = {field: getattr(args, field) for field in (*LOSSES, *STRUCTURE)}
+    given = {field: value for field, value in given.items() if value != getattr(ModelArguments, field)}
+    of_variant = {"main_expert": None} if args.variant == "backbone" else VARIANTS[args.variant]
+    changes = given | of_variant
+    for field in dict.fromkeys([*of_variant, *given]):
+        if field not in LOSSES and changes[field] != (own := getattr(config, field)):
+            option = "variant" if field in of_variant else field
+            raise UserError(
+                f"--{option.replace('_', '-')} {getattr(args, option)} is not for {args.model_name_or_path}, a trained model with "
+                f"{field}={own}. Leave it out, or train a model in_domain with it first."
+            )
+    return {field: value for field, value in changes.items() if field in LOSSES}
 
 
 @dataclass
@@ -220,7 +241,9 @@ class FewShot:
         self.start = fingerprint(self.args.model_name_or_path)
         with describe_load_errors("--model-name-or-path", self.args.model_name_or_path):
             self.tokenizer = open_tokenizer(self.args.model_name_or_path)
-            self.has_datasets = hasattr(open_config(self.args.model_name_or_path), "datasets")
+            config = open_config(self.args.model_name_or_path)
+        self.has_datasets = hasattr(config, "datasets")
+        self.changes = changes_of(self.args, config) if self.has_datasets else {}
 
     def run(self):
         """Trains and tests on all samples."""
@@ -242,7 +265,7 @@ class FewShot:
             shutil.rmtree(saved, ignore_errors=True)
             model = self.adapt(name, rows, draw)
             if few.save_models:
-                part = saved.with_suffix(".part")
+                part = saved.with_name(f"{saved.name}.part")
                 pipeline("moe-summarization", model=model, tokenizer=self.tokenizer).save_pretrained(part)
                 part.rename(saved)
             file.write_summaries(model, self.tokenizer)
@@ -261,14 +284,13 @@ class FewShot:
         training_args = copy.copy(self.training_args)
         training_args.seed = self.training_args.seed + draw
         set_seed(training_args.seed)
-        model = open_model(
-            auto_class("--model-name-or-path", self.args.model_name_or_path), self.args.model_name_or_path
-        )
+        auto = auto_class("--model-name-or-path", self.args.model_name_or_path)
+        model = open_model(auto, self.args.model_name_or_path, dtype="float32")
         if self.has_datasets:
             if name not in model.config.datasets:
                 model.add_dataset(name)
-            if self.args.label_smoothing:
-                model.config.label_smoothing = self.args.label_smoothing
+            for field, value in self.changes.items():
+                setattr(model.config, field, value)
             if self.few_shot_args.deputies_only:
                 model.freeze_all_but_deputies()
         make_trainer(model, self.tokenizer, self.args, self.data_args, training_args, rows).train()
