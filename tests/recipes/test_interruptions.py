@@ -59,6 +59,18 @@ def test_a_training_that_is_interrupted_says_whether_it_resumes(
     assert (tmp_path / "out/model.safetensors").exists()
 
 
+def test_whoever_has_overwritten_a_folder_is_told_to_resume_without_that_option(files, tmp_path, monkeypatch):
+    out = ("--output-dir", tmp_path / "out", *OPTIONS, "--save-strategy", "steps")
+    assert run_main(train.main, *files, *out).returncode == 0
+    with monkeypatch.context() as patch:
+        interrupted(patch, after=2)
+        done = run_main(train.main, *files, *out, "--overwrite-output-dir", "true")
+    assert "interrupted: Repeat the command without --overwrite-output-dir to resume." in done.stderr
+    saved = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert saved and run_main(train.main, *files, *out).returncode == 0
+    assert saved <= {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+
+
 def test_other_options_are_accepted_where_an_interrupted_training_has_saved_nothing(files, tmp_path, monkeypatch):
     out = ("--output-dir", tmp_path / "out", *OPTIONS, "--save-strategy", "no")
     with monkeypatch.context() as patch:

@@ -59,11 +59,13 @@ def describe_resuming(groups: Iterable) -> str:
     groups = list(groups)
     if not groups:
         return REPEAT
+    overwrites = any(getattr(group, "overwrite_output_dir", False) for group in groups)
+    resume = "Repeat the command without --overwrite-output-dir to resume." if overwrites else RESUME
     found = run_folder_of(groups)
     if found is None:
-        return RESUME
+        return resume
     folder, strategy = found
     if any(map(last_checkpoint, (folder, *folder.glob("*/")))) or has_finished_parts(folder):
-        return RESUME
+        return resume
     why = "save_strategy is no" if strategy == "no" else f"save_strategy is {strategy}, and none was due"
     return f"No checkpoint was saved ({why}). {REPEAT.removesuffix('.')} to start again."

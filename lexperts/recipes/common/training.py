@@ -90,10 +90,11 @@ class StopAtNaN(TrainerCallback):
         if is_finite(model):
             return
         last = last_checkpoint(args.output_dir)
-        action = f"resumes from {last}, which is finite" if last else "starts again, because no checkpoint exists yet"
+        resumes = f", without --overwrite-output-dir, resumes from {last}, which is finite"
+        action = resumes if last else " starts again, because no checkpoint exists yet"
         raise FloatingPointError(
             f"step {state.global_step}: the weights contain NaN or infinite values, after a gradient that was not finite. The "
-            f"same command {action}. If it happens again, use a lower learning_rate (now {args.learning_rate:g})"
+            f"same command{action}. If it happens again, use a lower learning_rate (now {args.learning_rate:g})"
             + (", or bf16: false." if args.bf16 else ", or fp16: false." if args.fp16 else ".")
         )
 
