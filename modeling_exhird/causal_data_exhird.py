@@ -26,7 +26,7 @@ from .data_exhird import (
     split_present_absent,
     stem,
 )
-from .generation_exhird import KeyphraseGenerator, describe_phrase
+from .generation_exhird import KeyphraseGenerator, describe_phrase, phrase_key
 from .search_exhird import ExhirdGenerateOutput
 from .tokenization_exhird import DIGIT, replace_surrogates, split_document
 
@@ -283,11 +283,15 @@ class CausalKeyphraseGenerator(KeyphraseGenerator):
         of one that does not occur, as the first after the mark of these. Of equal phrases the first is kept, a generated one before
         a candidate.
         """
-        given = [(words, written) for _, words, written in self.decode_rows(ids, source)]
-        given += [(phrase_words(text, known_numbers=True), " ".join(text.split())) for text in candidates]
+        given = [(words, written) for _, words, written in self.decode_rows(ids, source) if self.is_phrase(words)]
+        for text in candidates:
+            if self.is_phrase(words := phrase_words(text, known_numbers=True)):
+                given.append((words, " ".join(text.split())))
+            else:
+                logger.warning_once(f"A candidate without a Latin letter or a digit is left out: {text!r:.60}.")
         unique: dict[tuple, tuple[list[str], str]] = {}
-        for words, written in filter(lambda phrase: self.is_phrase(phrase[0]), given):
-            unique.setdefault(tuple(map(stem, words)), (words, written))
+        for words, written in given:
+            unique.setdefault(phrase_key(words, written), (words, written))
         if not unique:
             return []
         stems, limit = [stem(word) for word in source.words], self.model.config.max_tokens_per_phrase

@@ -26,6 +26,9 @@ logger = logging.get_logger(__name__)
 ON_LONG = ("drop", "truncate", "window", "error")
 SUBWORD_COLUMNS = ("subword_ids", "subword_mask", "subword_word_ids")
 _NO_WORDS = frozenset(MARKS) - {DIGIT}
+_SEPARATORS = frozenset(
+    "-\u2010\u2011\u2012\u2013\u2014_/\\|\"\u201c\u201d\u201e'\u2018\u2019`\u00b4[]{}\u2026\u00b7\u2022"
+)
 
 
 @cache
@@ -68,6 +71,25 @@ def phrase_words(text: str, known_numbers: bool = False) -> list[str]:
     """The normalised words of a keyphrase, without marks; with `known_numbers` a number is itself, and not `<digit>`."""
     words = [split for split in split_words(text) if split[0] not in _NO_WORDS]
     return [text[start:end] if known_numbers and word == DIGIT else word for word, start, end in words]
+
+
+def signs_of(text: str) -> str:
+    """What a text has beside words and separators: phrases that differ in it are different, as C, C++ and C# are.
+
+    >>> signs_of("C++"), signs_of("min-cut")
+    ('++', '')
+    """
+    covered = {i for _, start, end in split_words(text) for i in range(start, end)}
+    return "".join(
+        sign for i, sign in enumerate(text) if i not in covered and not sign.isspace() and sign not in _SEPARATORS
+    )
+
+
+def find_text(phrase: str, text: str) -> tuple[int, int] | None:
+    """The first place of a phrase in a text as it is written, except for case and spaces: start and end."""
+    pattern = r"\s+".join(map(re.escape, phrase.split()))
+    found = re.search(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)
+    return found and found.span()
 
 
 def has_words(words: Iterable[str]) -> bool:

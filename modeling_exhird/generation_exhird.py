@@ -12,7 +12,7 @@ from itertools import islice
 import torch
 from transformers import GenerationConfig, GenerationMixin
 
-from .data_exhird import DataCollatorForKeyphraseGeneration, find_phrase, has_words, stem
+from .data_exhird import DataCollatorForKeyphraseGeneration, find_phrase, find_text, has_words, signs_of, stem
 from .decoder_exhird import DecoderState
 from .search_exhird import DecodingConstraints, ExhirdGenerateOutput, PhraseConstraintsLogitsProcessor, search_phrases
 from .tokenization_exhird import DIGIT
@@ -241,7 +241,7 @@ def describe_phrase(
 
     Args:
         words: of the phrase.
-        written: its text, for a phrase that the document does not contain; `None` if it has none.
+        written: its text, for a phrase that the document does not contain or that has signs, as C++; `None` if it has none.
         score: of the phrase.
         stems, offsets: of the document's words, as in `EncodedSource`.
         document: title and text.
@@ -250,15 +250,25 @@ def describe_phrase(
         `keyphrase`, `present`, `score`, `start` and `end`, and if there is a title, of a present one `field`; `None` for an absent
         phrase without a text.
     """
-    position, (title, text) = find_phrase(stems, words), document
-    if position is None:
+    fields = {"title": document[0] or "", "text": document[1]}
+    place: tuple | None = None
+    if written is not None and signs_of(written):  # which words do not have
+        places = ((field, find_text(written, source)) for field, source in fields.items())
+        place = next(((field, *span) for field, span in places if span), None)
+    elif (position := find_phrase(stems, words)) is not None:
+        field, start, _ = offsets[position]
+        place = field, start, offsets[position + len(words) - 1][2]
+    if place is None:
         absent = {"keyphrase": written, "present": False, "score": score, "start": None, "end": None}
         return None if written is None else absent
-    field, start, _ = offsets[position]
-    end = offsets[position + len(words) - 1][2]
-    source = title if field == "title" else text
-    phrase = {"keyphrase": source[start:end], "present": True, "score": score, "start": start, "end": end}
-    return phrase | ({"field": field} if title else {})
+    field, start, end = place
+    phrase = {"keyphrase": fields[field][start:end], "present": True, "score": score, "start": start, "end": end}
+    return phrase | ({"field": field} if fields["title"] else {})
+
+
+def phrase_key(words: Sequence[str], written: str | None) -> tuple:
+    """Equal for phrases of which only one is returned: with the same stems and signs."""
+    return tuple(map(stem, words)), signs_of(written or "")
 
 
 class KeyphraseGenerator:
@@ -397,7 +407,7 @@ class KeyphraseGenerator:
         stems, seen, phrases = [stem(word) for word in source.words], set(), []
         for number, words, written in self.decode_rows(ids, source):
             words = words[: self.max_words]
-            key = tuple(map(stem, words))
+            key = phrase_key(words, written)
             if not self.is_phrase(words) or key in seen:
                 continue
             seen.add(key)

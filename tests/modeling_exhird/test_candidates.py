@@ -85,6 +85,18 @@ def test_candidates_compete_with_generated_phrases(generate):
     assert generate(documents()[0] | {"candidates": []})  # the generated ones, ranked
 
 
+def test_phrases_that_differ_in_their_signs_are_different(generate, caplog):
+    names = ["C++", "c++ ", "C#", "C", "C#  developer", "銀行"]
+    document = {"title": "Lists of C#", "text": "How to call a C# developer from Python?"}
+    found = {phrase["keyphrase"]: phrase for phrase in generate(document | {"candidates": names})}
+    assert {"C++", "C#", "C", "C# developer"} <= set(found) and "c++" not in found
+    assert not found["C++"]["present"] and found["C# developer"]["present"]
+    assert (found["C#"]["field"], found["C#"]["start"], found["C#"]["end"]) == ("title", 9, 11)
+    developer = found["C# developer"]
+    assert document[developer["field"]][developer["start"] : developer["end"]] == "C# developer"
+    assert "A candidate without a Latin letter or a digit is left out: '銀行'" in caplog.text
+
+
 def test_low_rank_models_score_as_merged_ones():
     model = fit(tiny_causal(adapter_rank=2), steps=3)
     prompt, ids, absent = prompts()[0], token_ids(), [False, True] * 2 + [True]

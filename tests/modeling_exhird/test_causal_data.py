@@ -174,6 +174,21 @@ def test_duplicates_by_stems_are_dropped():
     assert three["keyphrase"] == "3 networks" and three["present"]
 
 
+def test_signs_of_a_generated_phrase_belong_to_it():
+    generator, tokenizer = CausalKeyphraseGenerator(fitted(), causal_tokenizer()), causal_tokenizer()
+    document = (None, "Does (c++11) need AT&T in C++?")
+    (source,) = generator.encode([document])
+    rows = [tokenizer(f" {text} ;")["input_ids"] for text in ("c++", "c#", "at&t", "c")]
+    rows = [row + [tokenizer.pad_token_id] * (20 - len(row)) for row in rows]
+    found = generator.postprocess(rows, [0.0] * 4, source, document)
+    assert [(phrase["keyphrase"], phrase["start"]) for phrase in found] == [
+        ("C++", 26),
+        ("c#", None),
+        ("AT&T", 18),
+        ("c", 6),
+    ]
+
+
 def test_a_text_that_is_not_read_to_its_end_is_counted(generate, caplog):
     with caplog.at_level(logging.WARNING):
         logging.getLogger("transformers").propagate = True
