@@ -17,7 +17,7 @@ from transformers.utils import logging
 from .cache_lexicon import CACHE
 from .data_lexicon import PLAIN, format_prompt
 from .greedy_lexicon import can_shrink, decode_greedily
-from .terms_lexicon import is_in_context, truncate_context_around
+from .terms_lexicon import describe_dropped, is_in_context, truncate_context_around
 
 logger = logging.get_logger(__name__)
 
@@ -133,7 +133,7 @@ class DefinitionGenerator:
         return [self.build_prompt(*pair) for pair in pairs]
 
     def build_prompt(self, term: str, context: str) -> list[int]:
-        """BOS prompt EOS; a context that does not fit loses words on both sides of the term.
+        """BOS prompt EOS; a context that does not fit loses words on both sides of the term, or characters of text without spaces.
 
         Raises a `ValueError` under "error", or if not even the term fits.
         """
@@ -149,10 +149,7 @@ class DefinitionGenerator:
         window = truncate_context_around(term, context, lambda text: len(self.encode_prompt(term, text)) <= max_length)
         if window is None:
             raise ValueError(f"{message}: not even the term fits. Use less than max_new_tokens={self.max_new_tokens}.")
-        words, kept = len(context.split()), len(window.split())
-        logger.warning(
-            f"{message}; the {words - kept:,} of its {words:,} words that are furthest from the term are dropped."
-        )
+        logger.warning(f"{message}; {describe_dropped(term, context, window)}.")
         return self.encode_prompt(term, window)
 
     def encode_prompt(self, term: str, context: str) -> list[int]:

@@ -5,11 +5,14 @@ import math
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
 from modeling_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, distinct_definitions, generated_lengths
+from modeling_lexicon.terms_lexicon import is_in_context, truncate_context_around
 
 from .conftest import tiny_lexicon, tiny_llama
 
@@ -260,6 +263,50 @@ def test_a_context_without_room_is_cut_around_its_term(define, dense, tokenizer,
         define(row, on_long="error")
     with pytest.raises(ValueError, match="max_new_tokens=250"):
         define(row, max_new_tokens=250)
+
+
+WRITTEN = [
+    ("bank", "bank"), ("U.S.", "U.S."), ("U.S.", "(U.S.,"), (".NET", ".net"), ("Acme, Inc.", "Acme, Inc."),
+    ("Acme Inc", "Acme, Inc."), ("bank", "“bank”"), ("“bank”", "bank"), ("bank", "*bank*"), ("*bank*", "bank"),
+    ("bank", "river/bank"), ("bank", "bank—of"), ("bank", "l’bank’"), ("C++", "C++."), ("…", "…"), ("Straße", "x/STRASSE!"),
+    ("to  prune", "pruned,"), ("नदी", "नदी।"), ("銀行", "銀行"), ("銀行", "“銀行”の"),
+]  # fmt: skip
+FILLER = {" ": "wxyz ßİ.—", "": "河岸にある。"}
+
+
+@given(st.sampled_from(WRITTEN), st.sampled_from(list(FILLER)), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_truncated_context_has_its_term(pair, space, data):
+    term, written = pair
+    before, after = (space.join(data.draw(st.text(FILLER[space], min_size=50, max_size=300)).split()) for _ in "ab")
+    context = f"{before}{space}{written}{space}{after}"
+    found = is_in_context(term, context)
+    assert found or (space == "" and term not in written)  # other forms are found among words only
+    assume(found)
+    limit = data.draw(st.integers(len(written), 49))
+    window = truncate_context_around(term, context, lambda text: len(text) <= limit)
+    assert is_in_context(term, window) and len(window) <= limit and window in " ".join(context.split())
+
+
+@pytest.mark.parametrize(
+    "term, context, kept, dropped",
+    [
+        ("U.S.", "far " * 300 + "the U.S. army" + " off" * 300, "the U.S. army", "of its 603 words that are furthest from the term"),
+        ("銀行", "銀行は河の岸にある。" * 30, "銀行", "of its 300 characters that are furthest from the term"),
+        ("gong", "bell " + "far " * 300, '"bell far', "of its 301 words that are furthest from the start"),
+        ("鐘", "河の岸にある。" * 40, '"河の岸', "of its 280 characters that are furthest from the start"),
+    ],
+)  # fmt: skip
+def test_what_a_truncated_context_lacks_is_counted(term, context, kept, dropped, dense, tokenizer, caplog):
+    generator = DefinitionGenerator(dense, tokenizer, max_new_tokens=8)
+    with caplog.at_level("WARNING", logger="transformers_modules"):
+        ids = generator.build_prompt(term, context)
+    prompt = tokenizer.decode(ids, skip_special_tokens=True)
+    window = prompt[1 : prompt.index('" What is')]
+    size = len(window.split()) if "words" in dropped else len(window)
+    total = int(dropped.split()[2])
+    assert kept in prompt and 230 < len(ids) <= 248 and window in context
+    assert f"the {total - size} {dropped} are dropped" in caplog.text
 
 
 @pytest.mark.parametrize(

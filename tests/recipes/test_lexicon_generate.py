@@ -564,6 +564,11 @@ def test_a_term_without_a_context_of_its_own_is_defined_with_a_warning(folder, m
         ("cat", "A catalogue of dogs", None),
         ("prune", "A prudent man", None),
         ("to", "nowhere at all", None),
+        ("C++", "Neither C nor C++.", range(3, 4)),
+        ("Acme, Inc.", "That is “Acme Inc”", range(2, 4)),
+        ("*rose*", "Two ‘roses’ —", range(1, 2)),
+        ("…", "And then … —", range(2, 3)),
+        ("नदी", "नदे", None),
     ],
 )
 def test_a_term_is_found_in_its_context_in_another_form(term, context, place):
