@@ -75,6 +75,8 @@ class DefinitionGenerator:
         self.model, self.tokenizer, self.best_of, self.num_definitions = model, tokenizer, best_of, num_definitions
         self.ends = self.end_token_ids()
         self.reward = load_reward_model(reward_model, model.device)
+        if self.reward is not None:
+            check_vocabulary(self.reward, tokenizer)
         self.domain_ids, self.embedder = domain_ids, embedder
         self.max_new_tokens, self.on_long = max_new_tokens, on_long
         do_sample = best_of > 1 or generate_kwargs.get("do_sample", False)
@@ -221,10 +223,12 @@ class DefinitionGenerator:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
 
     def compute_rewards(self, sequences: list[list[int]], pad: int) -> list[float]:
-        """Token ids of prompts with their definitions (B n) -> rewards (B n)."""
+        """Token ids of prompts with their definitions (B n) -> rewards (B n). `pad` is for a reward model without a padding token."""
         T, device = max(map(len, sequences)), self.reward.device
-        if self.reward.config.pad_token_id is None:
-            self.reward.config.pad_token_id = pad
+        config = self.reward.config.get_text_config()
+        if config.pad_token_id is None or config.pad_token_id < 0:
+            config.pad_token_id = pad
+        pad = config.pad_token_id  # stock classes read the last token that differs from it
         ids = torch.tensor([tokens + [pad] * (T - len(tokens)) for tokens in sequences], device=device)
         mask = torch.tensor([[1] * len(tokens) + [0] * (T - len(tokens)) for tokens in sequences], device=device)
         return self.reward(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
@@ -254,6 +258,16 @@ def load_reward_model(reward_model, device):
             "train it with num_labels=1."
         )
     return reward_model.to(device).eval()
+
+
+def check_vocabulary(reward_model, tokenizer) -> None:
+    """Raises a `ValueError` for a reward model without embeddings of all the tokenizer's ids."""
+    size, needed = reward_model.config.get_text_config().vocab_size, max(tokenizer.get_vocab().values()) + 1
+    if size < needed:
+        raise ValueError(
+            f"The reward model has vocab_size={size:,}, and the tokenizer needs {needed:,} ids. Use a reward model that was "
+            "trained with the same tokenizer."
+        )
 
 
 def generated_lengths(tokens: torch.Tensor, eos: int | Sequence[int]) -> list[int]:

@@ -206,6 +206,25 @@ def test_a_reward_model_chooses_by_prompt_and_definition(define, dense, tokenize
         )
 
 
+@pytest.mark.parametrize("own", [2, 1, 0, 100, None, -1])
+def test_a_reward_does_not_depend_on_its_batch(own, dense, tokenizer):
+    torch.manual_seed(1)
+    config = LlamaConfig(**dense.config.to_dict() | {"num_labels": 1, "pad_token_id": None})
+    reward = LlamaForSequenceClassification(config).eval()
+    reward.config.pad_token_id = own
+    generator = DefinitionGenerator(dense, tokenizer, reward_model=reward)
+    samples = [encoded(tokenizer, row)[0].tolist() + [i + 5, 1] for i, row in enumerate(ROWS)]
+    alone = [generator.compute_rewards([sample], 2)[0] for sample in samples]
+    assert len(set(alone)) == 3 and generator.compute_rewards(samples, 2) == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_reward_model_with_too_few_tokens_is_refused(dense, tokenizer):
+    sizes = {"num_labels": 1, "vocab_size": LETTERS}
+    reward = LlamaForSequenceClassification(LlamaConfig(**dense.config.to_dict() | sizes))
+    with pytest.raises(ValueError, match="vocab_size=256, and the tokenizer needs 259"):
+        DefinitionGenerator(dense, tokenizer, reward_model=reward)
+
+
 def embed(texts):
     return torch.tensor([[1.0, 0.0] if "river" in text else [0.0, 2.0] for text in texts])
 
