@@ -7,6 +7,7 @@ Letters: B rows, n samples per row, T tokens, t generated tokens, V vocabulary, 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -77,7 +78,8 @@ class DefinitionGenerator:
         self.reward = load_reward_model(reward_model, model.device)
         if self.reward is not None:
             check_vocabulary(self.reward, tokenizer)
-        self.domain_ids, self.embedder = domain_ids, embedder
+        is_single = domain_ids is None or isinstance(domain_ids, Integral)
+        self.domain_ids, self.embedder = domain_ids if is_single else list(domain_ids), embedder
         self.max_new_tokens, self.on_long = max_new_tokens, on_long
         do_sample = best_of > 1 or generate_kwargs.get("do_sample", False)
         # greedy decoding ignores the sampling options of the checkpoint's generation config
@@ -161,16 +163,14 @@ class DefinitionGenerator:
 
     def select_domains(self, pairs, first: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The experts (B,) of rows, from `domain_ids` or the nearest centroids, and the distances (B,) to these; `None` for
-        what there is not. Raises a `ValueError` for another number of `domain_ids` than of rows.
+        what there is not. Raises a `ValueError` for fewer `domain_ids` than rows; `check_domains` finds too many.
         """
+        if isinstance(self.domain_ids, list):
+            stop = first + len(pairs)
+            self.check_domains(max(stop, len(self.domain_ids)))
+            return torch.tensor(self.domain_ids[first:stop]), None
         if self.domain_ids is not None:
-            ids = self.domain_ids
-            ids = [ids] * len(pairs) if isinstance(ids, int) else list(ids)[first : first + len(pairs)]
-            if len(ids) != len(pairs):
-                raise ValueError(
-                    f"domain_ids has {len(ids)} values for {len(pairs)} rows. Pass one for all, or one per row."
-                )
-            return torch.tensor(ids), None
+            return torch.full((len(pairs),), int(self.domain_ids)), None
         centroids = getattr(self.model, "domain_centroids", None)
         if getattr(self.model.config, "routing_policy", None) != "domain" or centroids is None or not centroids.any():
             return None, None
@@ -179,6 +179,13 @@ class DefinitionGenerator:
             self.embedder = load_embedder(self.embedder or self.model.config.embedder)
         ids, distances = self.model.assign_domains(texts, self.embedder, return_distances=True)
         return ids, distances.gather(1, ids[:, None])[:, 0]
+
+    def check_domains(self, count: int) -> None:
+        """Raises a `ValueError` unless `domain_ids` fit the number of all rows, which only a caller knows: rows may come in parts."""
+        if isinstance(self.domain_ids, list) and len(self.domain_ids) != count:
+            raise ValueError(
+                f"domain_ids has {len(self.domain_ids)} values for {count} rows. Pass one for all, or one per row."
+            )
 
     @torch.no_grad()
     def _generate_batch(self, prompts: list[list[int]], domain_ids) -> list[list[tuple[str, float]]]:

@@ -42,7 +42,7 @@ class DefinitionModelingPipeline(TextPipeline):
     Raises:
         TypeError: for an input of another form, with its row number in the message; and for an unknown option or a value of
             another type.
-        ValueError: for an option out of range.
+        ValueError: for an option out of range; and for fewer `domain_ids` than rows, or more than a list has rows.
 
     Example:
 
@@ -64,13 +64,16 @@ class DefinitionModelingPipeline(TextPipeline):
         batch_size = options.pop("batch_size", self._batch_size or 8)
         is_single = isinstance(inputs, Mapping)
         rows = [inputs] if is_single else self.iterate(inputs, "{'term': ..., 'context': ...}")
-        results = self._stream(rows, batch_size, options)
+        count = len(rows) if isinstance(rows, Sequence) else None
+        results = self._stream(rows, batch_size, options, count)
         if is_single:
             return next(results)
         return list(results) if isinstance(inputs, Sequence) else results
 
-    def _stream(self, rows: Iterable, batch_size: int, options: dict) -> Iterator:
+    def _stream(self, rows: Iterable, batch_size: int, options: dict, count: int | None) -> Iterator:
         generator = self.preprocess(options)
+        if count is not None:
+            generator.check_domains(count)
         rows, first = iter(rows), 0
         with self.device_placement():
             while chunk := list(islice(rows, SORT_WINDOW * batch_size)):

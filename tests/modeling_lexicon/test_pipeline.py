@@ -3,6 +3,7 @@
 import gc
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -255,8 +256,16 @@ def test_centroids_choose_the_expert_and_the_answer_says_so(routed, tokenizer):
     del routed.generate
     assert batches == [[0, 0], [0, 0], [1, 1]]  # a batch reads one expert where it can
     assert [one["definition"] for one in several] == 2 * [one["definition"] for one in given]
-    with pytest.raises(ValueError, match="domain_ids has 2 values for 3 rows"):
-        define(ROWS, domain_ids=[0, 1])
+    assert define(ROWS, domain_ids=np.int64(0)) == other and define(ROWS, domain_ids=np.array([1, 0, 0])) == given
+    assert list(define(iter(ROWS), domain_ids=[1, 0, 0, 0])) == given  # how many there are is not known in advance
+    for rows, count, ids in (
+        (ROWS, 3, [0, 1]),
+        (iter(ROWS), 3, [0, 1]),
+        (ROWS[:2], 2, [1, 0, 0]),
+        (ROWS[0], 1, [1, 0]),
+    ):
+        with pytest.raises(ValueError, match=f"domain_ids has {len(ids)} values for {count} rows"):
+            list(define(rows, domain_ids=ids))
 
 
 @pytest.mark.parametrize("policy", ["token", "sequence_hard", "sequence_soft"])
