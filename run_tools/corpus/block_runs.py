@@ -168,6 +168,8 @@ def check_columns(blocks: Iterable[Block], results: set[str], source: str) -> It
 def check_kept(corpus: Corpus, process: Process, output: Path) -> None:
     """Raises a `ValueError` if a column of the source that is kept has the name of a result."""
     results = result_names(process, output)
+    if corpus.id_column != "id":
+        results.add("id")
     if taken := [name for name in corpus.keep or () if name in results]:
         raise ValueError(
             f"--keep {taken[0]} is the name of a result. Rename the column of the source, or leave it out of --keep."
@@ -237,7 +239,8 @@ def merge_rows(corpus: Corpus, block: Block, results: Iterable[dict]) -> Iterato
         if corpus.keep is None:
             kept = {name: value for name, value in (row.values or {}).items() if name != "error"}
         else:
-            kept = {"id": row.id} | {name: (row.values or {}).get(name) for name in corpus.keep}
+            kept = {name: (row.values or {}).get(name) for name in corpus.keep}
+            kept = {"id": row.id} | kept | {"id": row.id}  # first, and the document's, also if `id` is kept
         yield kept, {"error": row.error} if row.values is None else next(results)
 
 

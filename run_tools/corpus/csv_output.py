@@ -23,15 +23,16 @@ def unescape_formula(text: str) -> str:
 
 
 def flatten(row: Mapping) -> dict[str, str]:
-    """The cells of a row. A list of texts is joined by "; ". A list of objects is the column of their first fields, and after it the
-    column `scores`, if they have scores. Other values are JSON.
+    """The cells of a row. A list of texts is joined by "; ", and so are the first fields of a list of objects; of `keyphrases` those with
+    a score, and after them the column `scores`: candidates that do not occur have none. Other values are JSON.
     """
     cells: dict[str, str] = {}
     for name, value in row.items():
         if isinstance(value, list) and value and all(isinstance(item, dict) and item for item in value):
-            cells[name] = escape_formula("; ".join(str(next(iter(item.values()))) for item in value))
-            if all(isinstance(item.get("score"), (int, float)) for item in value):
+            if name == "keyphrases":
+                value = [item for item in value if isinstance(item.get("score"), (int, float))]
                 cells["scores"] = "; ".join(f"{item['score']:.4f}" for item in value)
+            cells[name] = escape_formula("; ".join(str(next(iter(item.values()))) for item in value))
         elif isinstance(value, list) and all(isinstance(item, str) for item in value):
             cells[name] = escape_formula("; ".join(value))
         elif value is None or isinstance(value, str):

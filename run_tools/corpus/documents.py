@@ -256,7 +256,9 @@ class Corpus:
 
     def _check_lines(self) -> int | None:
         self._check_each(self._check_first_lines)
-        files = [path for path in self._paths if not path.endswith((*COMPRESSED, ".json")) and os.path.isfile(path)]
+        files = [
+            path for path in self._paths if not path.lower().endswith((*COMPRESSED, ".json")) and os.path.isfile(path)
+        ]
         if "file" in self._fs.protocol and len(files) == len(self._paths):
             with suppress(OSError):  # of a file that may not be read, which is reported when it is read
                 return sum(map(count_lines, files))

@@ -11,6 +11,7 @@ from pyarrow.parquet import ParquetWriter
 
 ROWS = 8192  # per row group, at most
 BYTES = 1 << 27  # per row group, about
+EXACT = 2**53  # up to here integers are exact floats
 SLICE = 512  # rows that are Python objects at a time
 LONE_SURROGATE = re.compile(rb"(?<!\\)((?:\\\\)*)\\ud[89a-f][0-9a-f]{2}")
 
@@ -45,6 +46,7 @@ def batched(rows: Iterable[dict]) -> Iterator[list[dict]]:
 def find_schema(rows: Iterable[dict], types: Mapping[str, pyarrow.DataType]) -> pyarrow.Schema:
     """The columns in the order in which they occur, the known ones last."""
     found: dict[str, pyarrow.DataType] = {}
+    exact: set[str] = set()  # columns with integers that are ids, or no exact floats
     for part in batched(rows):
         columns: dict[str, list] = {}
         for row in part:
@@ -53,7 +55,18 @@ def find_schema(rows: Iterable[dict], types: Mapping[str, pyarrow.DataType]) -> 
                     columns.setdefault(name, []).append(value)
         for name, values in columns.items():
             found[name] = merge_types(found.get(name, pyarrow.null()), values)
+            if any(type(value) is int and (name == "id" or abs(value) > EXACT) for value in values):
+                exact.add(name)
+    for name, kind in found.items():
+        if has_empty_struct(kind) or (name in exact and pyarrow.types.is_floating(kind)):
+            found[name] = pyarrow.string()
     return pyarrow.schema([*found.items(), *types.items()])
+
+
+def has_empty_struct(type: pyarrow.DataType) -> bool:
+    """Whether a type has objects without fields, which Parquet cannot hold."""
+    fields = [type.field(i) for i in range(type.num_fields)]
+    return pyarrow.types.is_struct(type) and not fields or any(has_empty_struct(field.type) for field in fields)
 
 
 def merge_types(type: pyarrow.DataType, values: list) -> pyarrow.DataType:

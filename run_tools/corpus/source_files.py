@@ -56,7 +56,7 @@ def find_files(source: str, output: str | os.PathLike | None = None) -> tuple:
 
 def suffix(path: str) -> str:
     """The suffix that names the format, without that of a compression."""
-    name = PurePosixPath(path)
+    name = PurePosixPath(path.lower())
     return PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
 
 

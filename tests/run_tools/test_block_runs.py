@@ -363,6 +363,36 @@ def test_an_error_column_of_the_source_is_no_error(tmp_path):
     assert lines(tmp_path / "out.jsonl") == [{"text": "graph", "length": 5}, {"text": "cut", "length": 3}]
 
 
+def test_a_row_keeps_the_documents_id(tmp_path):
+    rows = [{"id": 1, "doc": "x", "text": "graph"}, {"id": 2, "doc": "y", "text": "cut"}]
+    source = write_jsonl(tmp_path / "texts.jsonl", rows)
+    with pytest.raises(ValueError, match="--keep id is the name of a result"):
+        run_blocks(Lengths(), Corpus(source, id_column="doc", keep=["id"]), tmp_path / "out.jsonl")
+    run(source, tmp_path / "out.jsonl", keep=["id", "doc"])
+    assert lines(tmp_path / "out.jsonl")[1] == {"id": 2, "doc": "y", "length": 3}
+    source = write_jsonl(tmp_path / "without.jsonl", [{"text": "graph"}, {"text": "cut"}])
+    run(source, tmp_path / "numbers.jsonl", keep=["id"])
+    assert [row["id"] for row in lines(tmp_path / "numbers.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize("empty", [{}, {"a": {}}, [{}], [{"a": [{}]}]])
+def test_an_object_without_fields_is_a_text_in_parquet(empty, tmp_path):
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph", "meta": empty}, {"text": "cut", "meta": None}])
+    run(source, tmp_path / "out.parquet", keep=["meta"])
+    found = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert json.loads(found[0]["meta"]) == empty and found[1]["meta"] is None
+
+
+def test_numbers_of_two_kinds_are_written_to_parquet(tmp_path):
+    rows = [{"id": i, "text": "graph", "large": 2**60 + i, "small": i} for i in range(512)]  # a slice of integers
+    rows += [{"id": 0.5, "text": "cut", "large": 0.5, "small": 0.5}]
+    run(write_jsonl(tmp_path / "texts.jsonl", rows), tmp_path / "out.parquet", 512, keep=["large", "small"])
+    table = parquet.read_table(tmp_path / "out.parquet")
+    found = {name: [table[name][i].as_py() for i in (0, 511, 512)] for name in ("id", "large", "small")}
+    assert found["id"] == ["0", "511", "0.5"] and found["large"] == [str(2**60), str(2**60 + 511), "0.5"]
+    assert found["small"] == [0.0, 511.0, 0.5]
+
+
 def test_a_result_replaces_no_column_of_the_source(tmp_path):
     rows = [{"text": "graph"}, {"text": "cut"}, {"text": "bank", "length": "of the source"}]
     source = write_jsonl(tmp_path / "texts.jsonl", rows)

@@ -34,3 +34,12 @@ def test_nested_values_are_cells(tmp_path):
     assert list(found[0]) == ["id", "keyphrases", "scores", "error"]
     assert found[1] == {"id": "2\r", "keyphrases": "", "scores": "", "error": "it\ris\r\nnot\nempty\r\n"}
     assert found[2]["keyphrases"] == "graph cut; energy"
+
+
+def test_candidates_that_do_not_occur_are_in_neither_cell_and_other_columns_have_no_scores():
+    absent = {"keyphrase": "graph cut", "score": None}
+    others = [{"name": "x", "score": 0.5}]
+    found = flatten({"id": "a", "entities": others, "keyphrases": [PHRASES[0], absent, PHRASES[1]]})
+    assert (found["keyphrases"], found["scores"]) == ("graph cut; energy", "0.7500; 0.5000")
+    assert flatten({"keyphrases": [absent]}) == {"keyphrases": "", "scores": ""}
+    assert flatten({"entities": others, "keyphrases": []}) == {"entities": "x", "keyphrases": ""}
