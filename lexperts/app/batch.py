@@ -177,11 +177,10 @@ def extract_file(
 
 def _write(rows: list[dict], output: Path, process: KeyphraseExtractor) -> None:
     """Writes the rows in the format of the output's suffix."""
-    if output.suffix == ".csv":
-        write_csv(lambda: map(flatten, rows), output)
-        return
     lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
-    if output.suffix == ".parquet":
+    if output.suffix == ".csv":
+        write_csv(lambda: map(flatten, map(json.loads, lines)), output)
+    elif output.suffix == ".parquet":
         from run_tools.corpus.parquet_output import write_parquet
 
         write_parquet(lambda: map(json.loads, lines), output, process.types())

@@ -5,6 +5,8 @@ import csv
 import json
 import re
 import resource
+from datetime import date
+from decimal import Decimal
 
 import pyarrow.parquet
 import pytest
@@ -161,6 +163,28 @@ def read(path):
 
 
 ROWS = [{"n": str(i), "abstract": random_text(30, seed=i)} for i in range(3)] + [{"n": "3", "abstract": "graph " * 30}]
+
+
+@pytest.mark.parametrize("format", ["CSV", "JSON Lines", "Parquet"])
+def test_dates_and_decimals_of_a_parquet_file_are_written_as_texts(extract, format, tmp_path):
+    row = {"text": ["The tide turns a turbine."], "day": [date(2026, 5, 1)], "price": [Decimal("1.50")]}
+    pyarrow.parquet.write_table(pyarrow.table(row), tmp_path / "a.parquet")
+    done = extract_file(
+        extract, tmp_path / "a.parquet", tmp_path / "out", AppSettings(), text_column="text", format=format
+    )
+    content = (
+        done.path.read_bytes()
+        if format != "Parquet"
+        else str(pyarrow.parquet.read_table(done.path).to_pylist()).encode()
+    )
+    assert (done.documents, done.errors) == (1, 0) and b"2026-05-01" in content and b"1.50" in content
+
+
+def test_a_suffix_in_capitals_is_known(extract, tmp_path):
+    path = tmp_path / "TEXTS.CSV"
+    path.write_text("text\nThe tide turns a turbine.\n", encoding="utf-8")
+    assert read_columns(path, AppSettings()) == ["text"]
+    assert extract_file(extract, path, tmp_path / "out", AppSettings(), text_column="text").documents == 1
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
