@@ -11,8 +11,9 @@ from transformers import TrainingArguments, pipeline
 
 from lexperts.recipes.common.training import RecipeTrainer
 from lexperts.recipes.hypernet import systems
-from lexperts.recipes.hypernet.arguments import ModelArguments
+from lexperts.recipes.hypernet.arguments import ClassificationDataArguments, ModelArguments
 from lexperts.recipes.hypernet.baselines import TitleGuidedModel
+from lexperts.recipes.hypernet.data import load_texts
 from lexperts.recipes.hypernet.squad_scores import squad_scores
 from modeling_hypernet import HypernetConfig, HypernetForTokenClassification
 from tests.recipes.helpers import fails, write_rows
@@ -92,6 +93,35 @@ def test_classes_are_trained_by_one_command(backbone, files, tmp_path, capsys):
     classify = pipeline("text-classification", model=str(tmp_path))
     assert classify({"text": "graph cut", "text_pair": TEXT})["label"] in ("sport", "arts")
     assert 0 <= json.loads((tmp_path / "results.json").read_text())["test"]["test_accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    "labels, test, message",
+    [
+        ([0, 1, 2], 7, "The label 7 is in no training row. The classes of the training rows are 0, 1, 2."),
+        ([False, True], 0.5, "The label 0.5 is in no training row"),
+        (["a", 1, "b"], "a", "labels of the training rows have several types: 'a', 1"),
+        ([0, 1, True], 0, "labels of the training rows have several types"),
+        ([["a"], ["b"]], "a", "The label \\[.a.\\] of a training row is neither a text nor a number"),
+        (["a", "b"], ["a"], "The label \\[.a.\\] is in no training row"),
+    ],
+)
+def test_labels_that_are_no_classes_are_found_before_training(labels, test, message, tmp_path):
+    paths = [write_rows(tmp_path / f"{name}.jsonl", [{"text": "x", "label": label} for label in own])
+             for name, own in (("train", labels * 4), ("test", [test]))]  # fmt: skip
+    args = ClassificationDataArguments(train_files=[str(paths[0])], test_files=[str(paths[1])])
+    with pytest.raises(ValueError, match=message):
+        load_texts(args)
+
+
+@pytest.mark.parametrize(
+    "labels, names", [([True, False], ["False", "True"]), ([1.0, 0.0], ["0.0", "1.0"]), ([3, 1], ["1", "3"])]
+)
+def test_classes_of_any_type_are_whole_numbers(labels, names, tmp_path):
+    path = write_rows(tmp_path / "train.jsonl", [{"text": "x", "label": label} for label in labels * 6])
+    rows, found = load_texts(ClassificationDataArguments(train_files=[str(path)]))
+    assert found == names and {type(row["label"]) for row in rows["train"]} == {int}
+    assert {row["label"] for row in rows["train"]} == {0, 1}
 
 
 def test_answers_are_trained_and_scored_by_one_command(backbone, files, tmp_path):

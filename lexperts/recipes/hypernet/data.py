@@ -7,6 +7,7 @@ from .arguments import ClassificationDataArguments, KeyphraseDataArguments, Ques
 
 CLASSIFICATION_EXAMPLE = '{"title": "...", "text": "...", "label": "..."}'
 CLASSIFICATION_HINT = "Name yours with --text-column, --title-column and --label-column."
+LABELS = (str, int, float, bool)
 QUESTION_EXAMPLE = '{"question": "...", "context": "...", "answers": {"text": ["..."], "answer_start": [0]}}'
 QUESTION_COLUMNS = ("question", "context", "answers")
 
@@ -27,32 +28,45 @@ def load_documents(args: KeyphraseDataArguments) -> dict[str, dict[str, list]]:
 
 
 def load_texts(args: ClassificationDataArguments) -> tuple[dict[str, list[dict]], list[str]]:
-    """Rows of each split, with classes as numbers, and the names of the classes."""
+    """Rows of each split, with classes as numbers, and the names of the classes. Raises a `ValueError` for labels of several types, and
+    for one that is no class.
+    """
     required = (args.text_column, args.label_column)
     rows = load_splits(args, required, "fancyzhx/ag_news", CLASSIFICATION_EXAMPLE, CLASSIFICATION_HINT)
     names = None
     if args.dataset_name:
         feature = load_dataset(args.dataset_name, split="train").features.get(args.label_column)
         names = feature.names if isinstance(feature, ClassLabel) else None
-    if names is None:
-        classes = sorted({row[args.label_column] for row in rows["train"]})
-        if classes != list(range(len(classes))):
-            for split, texts in rows.items():
-                label = args.label_column
-                rows[split] = [{**row, label: class_index(row[label], classes)} for row in texts]
-        names = [str(name) for name in classes]
+    label = args.label_column
+    classes = find_classes([row[label] for row in rows["train"]]) if names is None else range(len(names))
+    numbers = {name: number for number, name in enumerate(classes)}
+    for split, texts in rows.items():
+        rows[split] = [{**row, label: class_index(row[label], numbers)} for row in texts]
+    names = [str(name) for name in classes] if names is None else names
     hold_out_validation(rows, args.validation_share)
     return limit_rows(rows, train=args.max_train_rows, test=args.max_test_rows), names
 
 
-def class_index(label, classes: list) -> int:
+def find_classes(labels: list) -> list:
+    """The classes of the training rows, sorted. Raises a `ValueError` for labels of several types, or of another type than LABELS."""
+    first_of = {type(label): label for label in reversed(labels)}
+    if wrong := [label for kind, label in first_of.items() if kind not in LABELS]:
+        raise ValueError(f"The label {wrong[0]!r:.60} of a training row is neither a text nor a number.")
+    if len(first_of) > 1:
+        raise ValueError(
+            f"The labels of the training rows have several types: {', '.join(map(repr, first_of.values()))}."
+        )
+    return sorted(set(labels))
+
+
+def class_index(label, numbers: dict) -> int:
     """The number of a class. Raises a `ValueError` for a class without training rows."""
-    if label not in classes:
+    if type(label) not in LABELS or label not in numbers:
         raise ValueError(
             f"The label {label!r} is in no training row. The classes of the training rows are "
-            f"{', '.join(map(repr, classes))}."
+            f"{', '.join(map(repr, numbers))}."
         )
-    return classes.index(label)
+    return numbers[label]
 
 
 def load_questions(args: QuestionDataArguments) -> dict[str, list[dict]]:
