@@ -107,6 +107,10 @@ def train(model_args, data_args, run_args, folder_args, training_args) -> None:
         raise UserError(
             "--num-train-epochs 0 gives a trained model new rankers. Pass that model by --start-from, or an epoch or more."
         )
+    if model_args.teacher and (first := run_args.first_files or run_args.first_dataset):
+        raise UserError(
+            f"--teacher {model_args.teacher} is imitated in one stage. Leave out --first-files and --first-dataset ({first})."
+        )
     rows = load_documents(data_args)  # before an earlier run is overwritten
     training_args = with_ablation_folder(model_args, training_args)
     output = training_args.output_dir
