@@ -242,3 +242,13 @@ def parse_name_place(
     if not (name and place):
         raise UserError(f"{option} {short_repr(value)} must be {form}. Example: {option} {example}.")
     return name, place
+
+
+def check_file_names(names: Iterable[str], option: str) -> None:
+    """Raises a `UserError` for a name that cannot become the name of a file."""
+    for name in names:
+        if re.search(r"^\.|[/\\\x00-\x1f\x7f-\x9f]", name):
+            raise UserError(
+                f"{option}: the name {short_repr(name)} cannot become the name of a file. Use one without / and \\, without control "
+                "characters, and without a full stop at the start."
+            )

@@ -83,6 +83,28 @@ def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):
     assert "validation_files=" in fails(train.main, *argv, "--validation-files", files, files)
 
 
+def test_phrases_replace_only_those_of_an_evaluation(prepared, files, tmp_path, monkeypatch):
+    shutil.copy(files, tmp_path / "mine.jsonl")
+    own = ["--test-files", f"mine={tmp_path / 'mine.jsonl'}"]
+    argv = [*SMALL, *FAST, "--num-train-epochs", "1", "--encoder-type", "bigru", "--data", prepared]
+    argv += ["--output-dir", tmp_path]
+    assert f"would replace {tmp_path / 'mine.jsonl'}" in fails(train.main, *argv, *own)
+    assert not (tmp_path / "config.json").exists()
+    other = ["--test-files", f"other={files}"]
+    for more in ([], ["--overwrite-output-dir", "true"]):  # its own phrases may be replaced
+        run(train, *argv, *other, *more)
+    monkeypatch.setattr(evaluate, "open_config", lambda model: pytest.fail("a model was opened"))
+    place = ["--model", tmp_path, "--output-dir", tmp_path.with_name(f"{tmp_path.name}-scores")]
+    assert "would replace" in fails(evaluate.main, "--model", tmp_path, *other, f"mine={files}")
+    assert Path(files).read_bytes() == (tmp_path / "mine.jsonl").read_bytes()
+    for name in ("a/b", "a\\b", ".a", "a\tb"):
+        assert f"{name!r} cannot become the name of a file" in fails(
+            evaluate.main, *place, "--test-files", f"{name}={files}"
+        )
+    message = fails(evaluate.main, *place, *own, f"mine={files}")
+    assert f"mine.jsonl and {files} have the same name 'mine'" in message
+
+
 def test_documents_changed_in_their_place_are_not_those_that_were_prepared(files, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(Path(files).read_text())

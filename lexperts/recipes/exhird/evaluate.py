@@ -6,9 +6,11 @@ Scores follow the convention "exhird" of keyphrase_tools.metrics: F1@5 and F1@M 
 by stems, phrases with <unk> dropped. #C@M and #C@5 are the numbers of correct phrases per document, #Avg.Len is the number of
 phrases per document. Repeats are the share of generated phrases whose stems occur in an earlier phrase of the same document.
 
-Scores are printed and written to scores.json in the model's folder, generated phrases to NAME.jsonl.
+Scores are printed and written to scores.json in the model's folder, generated phrases to NAME.jsonl. A file of that name that no
+evaluation has written is not replaced.
 """
 
+import json
 from pathlib import Path
 
 from tqdm import tqdm
@@ -21,17 +23,19 @@ from modeling_exhird import ExhirdCausalConfig
 from modeling_exhird.causal_data_exhird import generator_class
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.tokenization_exhird import split_document
+from run_tools.errors import UserError
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_config
 from run_tools.model_options import describe_load_errors, open_with_tokenizer, parse_device
-from run_tools.options import parse_name_place
+from run_tools.options import check_file_names, parse_name_place
 
 from ..common.arguments import command
 from ..common.scores_file import check_scores, write_scores
 from .arguments import EvaluateArguments
 
 METRICS = {"f1@M": "F1@M", "f1@5": "F1@5", "correct@M": "#C@M", "correct@5": "#C@5", "avg_num_preds": "#Avg.Len"}
+COLUMNS = ["title", "keyphrases", "generated"]  # of NAME.jsonl
 
 
 def score(predictions: list[list[list[str]]], references: list[list[list[str]]], sources: list[list[str]]) -> dict:
@@ -47,8 +51,37 @@ def score(predictions: list[list[list[str]]], references: list[list[list[str]]],
 
 
 def parse_test_files(entries: list[str]) -> dict[str, str]:
-    """["inspec=test.jsonl"] -> {"inspec": "test.jsonl"}. Raises a `ValueError` for an entry without a name or a file."""
-    return dict(parse_name_place(entry, "--test-files", "inspec=inspec/test.jsonl", "NAME=FILE") for entry in entries)
+    """["inspec=test.jsonl"] -> {"inspec": "test.jsonl"}. Raises a `UserError` for an entry without a name or a file, and a name that
+    occurs twice or cannot become the name of a file.
+    """
+    files: dict[str, str] = {}
+    for entry in entries:
+        name, path = parse_name_place(entry, "--test-files", "inspec=inspec/test.jsonl", "NAME=FILE")
+        if name in files:
+            raise UserError(f"--test-files: {files[name]} and {path} have the same name {name!r}. Use different names.")
+        files[name] = path
+    check_file_names(files, "--test-files")
+    return files
+
+
+def check_generated(files: dict[str, str], folder: str | Path) -> None:
+    """Raises a `UserError` if phrases would replace a file that no evaluation has written, such as a test set."""
+    for name, path in files.items():
+        place = Path(folder) / f"{name}.jsonl"
+        if place.exists() and not is_generated(place):
+            raise UserError(
+                f"--test-files {name}={path}: the generated phrases would replace {place}, which no evaluation has written. Use "
+                "another name, or another --output-dir."
+            )
+
+
+def is_generated(path: Path) -> bool:
+    """Whether a file is a NAME.jsonl of an evaluation, by its first row. It cannot be a test set: it has no texts."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            return list(json.loads(file.readline())) == COLUMNS
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def format_scores(name: str, scores: dict) -> str:
@@ -73,6 +106,7 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
         {"model": str(Path(args.model).resolve())} if args.output_dir else {}
     )  # the model's own folder may be renamed
     check_scores(output, score_keys(dict.fromkeys(files, owner)), score_keys)
+    check_generated(files, output)
     with describe_load_errors("--model", args.model):
         causal = open_config(args.model).model_type == ExhirdCausalConfig.model_type
     auto_class = AutoModelForCausalLM if causal else AutoModelForSeq2SeqLM
@@ -94,7 +128,7 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
         results[name] = owner | score(predictions, gold, sources)
         generated = [[" ".join(words) for words in phrases] for phrases in predictions]
         lines = (
-            {"title": row.get("title"), "keyphrases": row["keyphrases"], "generated": phrases}
+            dict(zip(COLUMNS, (row.get("title"), row["keyphrases"], phrases), strict=True))
             for row, phrases in zip(rows, generated, strict=True)
         )
         write_file(output / f"{name}.jsonl", json_lines(lines))

@@ -43,7 +43,7 @@ from ..common.run_folder import RunFolder, open_run, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments
 from .decoder import is_decoder, set_up_decoder
-from .evaluate import evaluate, parse_test_files
+from .evaluate import check_generated, evaluate, parse_test_files
 from .prepare import PREPARED, prepare
 from .schedule import PlateauSchedule, StopAfterRises
 
@@ -115,7 +115,9 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     if data_args.ablation:
         apply_ablation(data_args.ablation, model_args, training_args)
         training_args.output_dir = str(Path(training_args.output_dir) / data_args.ablation)
-    for path in parse_test_files(data_args.test_files or []).values():
+    test_files = parse_test_files(data_args.test_files or [])
+    check_generated(test_files, training_args.output_dir)
+    for path in test_files.values():
         check_gold([row["keyphrases"] for row in read_labelled(path, hint="")], f"--test-files {path}")
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     if backbone and is_decoder(backbone):

@@ -5,7 +5,7 @@ from typing import Literal
 
 from run_tools.errors import UserError
 from run_tools.option_values import LARGEST_SEED
-from run_tools.options import option, parse_name_place, required
+from run_tools.options import check_file_names, option, parse_name_place, required
 
 from ..common.arguments import TRAINING, RunFolderArguments
 
@@ -220,9 +220,8 @@ class EvaluationArguments:
         self.files_by_system: dict[str, list[str]] = {}
         for value in self.files:
             name, path = parse_name_place(value, "--files", "dense=dense.jsonl", "NAME=FILE")
-            if "/" in name:
-                raise UserError(f"--files {value!r} must be NAME=FILE, without / in NAME.")
             self.files_by_system.setdefault(name, []).append(path)
+        check_file_names(self.files_by_system, "--files")
         if self.baseline is not None and self.baseline not in self.files_by_system:
             raise UserError(
                 f"--baseline {self.baseline!r} is not one of the systems {', '.join(self.files_by_system)}."
