@@ -105,6 +105,23 @@ def test_phrases_replace_only_those_of_an_evaluation(prepared, files, tmp_path, 
     assert f"mine.jsonl and {files} have the same name 'mine'" in message
 
 
+def test_texts_and_titles_of_test_sets_may_be_lists_of_words(files, tmp_path, capsys):
+    rows = [json.loads(line) for line in Path(files).read_text().splitlines()]
+    words = [row | {name: row[name].split() for name in ("title", "text")} for row in rows]
+    tests = ["--test-files", f"texts={files}", f"words={write_rows(tmp_path / 'words.jsonl', words)}"]
+    argv = [*SMALL, *FAST, "--encoder-type", "bigru", "--train-files", files, "--validation-files", files]
+    run(train, *argv, *tests, "--output-dir", tmp_path / "run")
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert scores["words"] == scores["texts"]
+    assert (tmp_path / "run" / "words.jsonl").read_text() == (tmp_path / "run" / "texts.jsonl").read_text()
+    capsys.readouterr()
+    train.print_examples(pipeline("keyphrase-generation", model=str(tmp_path / "run")), tmp_path / "words.jsonl", 1)
+    assert "\ngraph cuts\n" in capsys.readouterr().out
+    odd = write_rows(tmp_path / "odd.jsonl", [rows[0], rows[0] | {"title": 5}])
+    message = fails(train.main, *argv, "--test-files", f"odd={odd}", "--output-dir", tmp_path / "odd")
+    assert "odd.jsonl, row 2: title=5 is not a title" in message
+
+
 def test_documents_changed_in_their_place_are_not_those_that_were_prepared(files, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(Path(files).read_text())

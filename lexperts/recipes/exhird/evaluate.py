@@ -21,9 +21,10 @@ from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.words import stem_phrase
 from modeling_exhird import ExhirdCausalConfig
 from modeling_exhird.causal_data_exhird import generator_class
-from modeling_exhird.data_exhird import clean_keyphrases
+from modeling_exhird.data_exhird import clean_keyphrases, join_words
 from modeling_exhird.tokenization_exhird import split_document
-from run_tools.errors import UserError
+from run_tools.corpus.documents import is_words
+from run_tools.errors import UserError, short_repr
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_config
@@ -84,6 +85,19 @@ def is_generated(path: Path) -> bool:
         return False
 
 
+def read_test_set(path: str) -> list[dict]:
+    """The rows of a file; titles and texts that are lists of words are joined. Raises a `UserError` for any other title."""
+    rows = []
+    for number, row in enumerate(read_labelled(path, hint=""), start=1):
+        title = row.get("title")
+        if not (title is None or isinstance(title, str) or is_words(title)):
+            raise UserError(
+                f"{path}, row {number}: title={short_repr(title)} is not a title. Use a string, a list of words, or null for none."
+            )
+        rows.append(row | {"title": None if title is None else join_words(title), "text": join_words(row["text"])})
+    return rows
+
+
 def format_scores(name: str, scores: dict) -> str:
     """One line: present and absent scores, and repeats in per cent."""
     parts = (
@@ -118,17 +132,17 @@ def evaluate(args: EvaluateArguments) -> dict[str, dict]:
     generator = generator_class(model.config)(model, tokenizer, batch_size=args.batch_size, raw=True, **options)
     results = {}
     for name, path in files.items():
-        rows = read_labelled(path, hint="")[: args.max_rows]
+        rows = read_test_set(path)[: args.max_rows]
         gold = [clean_keyphrases(row["keyphrases"], max_words=None) for row in rows]
         check_gold([[" ".join(words) for words in phrases] for phrases in gold], str(path))
-        documents = [{"title": row.get("title"), "text": row["text"]} for row in rows]
+        documents = [{"title": row["title"], "text": row["text"]} for row in rows]
         with tqdm(total=len(rows), unit="document", desc=name) as bar:
             predictions = list(generator.stream(documents, bar.update))
-        sources = [[word for word, _ in split_document(row["text"], row.get("title"))] for row in rows]
+        sources = [[word for word, _ in split_document(row["text"], row["title"])] for row in rows]
         results[name] = owner | score(predictions, gold, sources)
         generated = [[" ".join(words) for words in phrases] for phrases in predictions]
         lines = (
-            dict(zip(COLUMNS, (row.get("title"), row["keyphrases"], phrases), strict=True))
+            dict(zip(COLUMNS, (row["title"], row["keyphrases"], phrases), strict=True))
             for row, phrases in zip(rows, generated, strict=True)
         )
         write_file(output / f"{name}.jsonl", json_lines(lines))

@@ -24,7 +24,6 @@ from transformers import Trainer, pipeline, set_seed
 
 from keyphrase_tools.evaluation import keep_best
 from keyphrase_tools.metrics import check_gold
-from keyphrase_tools.phrase_lists import read_labelled
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
     ExhirdConfig,
@@ -43,7 +42,7 @@ from ..common.run_folder import RunFolder, open_run, training_summary
 from ..common.training import train_or_resume, trainer_options
 from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments
 from .decoder import is_decoder, set_up_decoder
-from .evaluate import check_generated, evaluate, parse_test_files
+from .evaluate import check_generated, evaluate, parse_test_files, read_test_set
 from .prepare import PREPARED, prepare
 from .schedule import PlateauSchedule, StopAfterRises
 
@@ -118,7 +117,7 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     test_files = parse_test_files(data_args.test_files or [])
     check_generated(test_files, training_args.output_dir)
     for path in test_files.values():
-        check_gold([row["keyphrases"] for row in read_labelled(path, hint="")], f"--test-files {path}")
+        check_gold([row["keyphrases"] for row in read_test_set(path)], f"--test-files {path}")
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     if backbone and is_decoder(backbone):
         return data_args, *set_up_decoder(model_args, data_args, overwrite, training_args)
@@ -154,9 +153,9 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
 
 def print_examples(generate, path: str, count: int):
     """Prints the titles of the first documents with their generated and their gold keyphrases."""
-    for row in read_labelled(path, hint="")[:count]:
-        phrases = generate({"title": row.get("title"), "text": row["text"]})
-        print(f"\n{row.get('title') or row['text'][:80]}")
+    for row in read_test_set(path)[:count]:
+        phrases = generate({"title": row["title"], "text": row["text"]})
+        print(f"\n{row['title'] or row['text'][:80]}")
         for name, present in (("present", True), ("absent", False)):
             generated = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is present)
             print(f"  {name:7}  {'; '.join(generated)}")
