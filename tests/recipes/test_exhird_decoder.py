@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from lexperts.cli.keyphrases import app
 from lexperts.recipes.exhird import evaluate, train
 from lexperts.recipes.exhird.decoder import is_decoder
+from lexperts.recipes.exhird.schedule import StopAfterRises
 from modeling_exhird import ExhirdForCausalLM
 from tests.modeling_exhird.causal import BACKBONES, backbone_config, causal_tokenizer
 from tests.recipes.helpers import fails, write_rows
@@ -108,11 +109,24 @@ def test_without_evaluation_none_is_made(backbone, files, tmp_path, capsys):
     assert states and not any("eval_loss" in entry for state in states for entry in state["log_history"])
 
 
+def test_rises_of_the_loss_end_training(backbone, files, tmp_path, monkeypatch):
+    def stop(callback, args, state, control, **kwargs):
+        control.should_training_stop = callback.rises == 4
+
+    monkeypatch.setattr(StopAfterRises, "on_evaluate", stop)
+    train.main(arguments(backbone, files, tmp_path / "run", "--stop-after-rises", "4"))
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-1"]
+
+
 def test_options_of_other_models_are_named(backbone, files, tmp_path):
     assert "--data" in fails(train.main, *arguments(backbone, files, tmp_path / "a", "--data", str(tmp_path)))
     assert "--plateau-schedule" in fails(
         train.main, *arguments(backbone, files, tmp_path / "a", "--plateau-schedule", "true")
     )
+    for option in (("--freeze-backbone", "true"), ("--exclusive-loss-coef", "1.0"), ("--backbone-lr", "0.01")):
+        assert f"{' '.join(option)} is for models with an encoder" in fails(
+            train.main, *arguments(backbone, files, tmp_path / "a", *option)
+        )
     short = arguments(backbone, files, tmp_path / "a", "--max-length", "12")
     assert "--max-length 12" in fails(train.main, *short)
     assert "--adapter-rank 2" in fails(

@@ -16,8 +16,10 @@ from ..common.run_folder import open_run
 from ..common.training import trainer_options
 from .arguments import DataArguments, ModelArguments, PrepareArguments
 from .prepare import load
+from .schedule import stop_after
 
 COLUMNS = ["title", "text", "keyphrases"]
+ENCODER_OPTIONS = ("backbone_lr", "freeze_backbone", "exclusive_loss_coef")
 
 
 def is_decoder(backbone: str) -> bool:
@@ -61,6 +63,10 @@ def set_up_decoder(model_args: ModelArguments, data_args: DataArguments, overwri
         )
     if data_args.plateau_schedule:
         raise UserError("--plateau-schedule true is for models with an encoder. Use --plateau-schedule false.")
+    for name in ENCODER_OPTIONS:
+        if (value := getattr(model_args, name)) != getattr(ModelArguments, name):
+            option = f"--{name.replace('_', '-')} {str(value).lower()}"
+            raise UserError(f"{option} is for models with an encoder. Leave it out.")
     names = ("dataset_name", "train_files", "validation_files")
     splits = load(PrepareArguments(output_dir="", **{name: getattr(data_args, name) for name in names}))
     folder = open_run(
@@ -78,4 +84,5 @@ def set_up_decoder(model_args: ModelArguments, data_args: DataArguments, overwri
         keep_best(training_args, "loss", greater_is_better=False)
     training_args.prediction_loss_only = True
     collator = DataCollatorForPrompts(tokenizer, answers_only=True)
-    return folder, CheckpointTrainer(**trainer_options(model, training_args, rows, collator, tokenizer))
+    options = trainer_options(model, training_args, rows, collator, tokenizer, stop_after(data_args.stop_after_rises))
+    return folder, CheckpointTrainer(**options)

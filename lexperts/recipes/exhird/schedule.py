@@ -39,3 +39,8 @@ class StopAfterRises(TrainerCallback):
         last = losses[-self.rises - 1 :]
         if len(last) > self.rises and all(a < b for a, b in zip(last, last[1:], strict=False)):
             control.should_training_stop = True
+
+
+def stop_after(rises: int) -> list[TrainerCallback]:
+    """The callbacks of `--stop-after-rises`: none for 0."""
+    return [StopAfterRises(rises)] if rises else []

@@ -44,7 +44,7 @@ from .arguments import DataArguments, EvaluateArguments, ModelArguments, Prepare
 from .decoder import is_decoder, set_up_decoder
 from .evaluate import check_generated, evaluate, parse_test_files, read_test_set
 from .prepare import PREPARED, prepare
-from .schedule import PlateauSchedule, StopAfterRises
+from .schedule import PlateauSchedule, stop_after
 
 BACKBONE_OPTIONS = ("backbone", "backbone_lr", "attention_dropout", "adapter_rank")  # not fields of the configuration
 ABLATIONS = Path(__file__).parent / "ablations.yml"
@@ -146,7 +146,7 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
         optimizer = make_optimizer(model, training_args.learning_rate, model_args.backbone_lr)
         schedule = PlateauSchedule(optimizer)
     collator = DataCollatorForKeyphraseGeneration(tokenizer)
-    callbacks = [StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else []
+    callbacks = stop_after(data_args.stop_after_rises)
     options = trainer_options(model, training_args, rows, collator, tokenizer, callbacks)
     return data_args, folder, Trainer(**options, optimizers=(optimizer, schedule))
 
