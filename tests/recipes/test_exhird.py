@@ -150,9 +150,16 @@ def test_a_warm_start_is_prepared_and_trained(files, backbone_config, tiny_token
     tiny_tokenizer.save_pretrained(tmp_path / "bert")
     backbone = ["--backbone", tmp_path / "bert"]
     run(prepare, "--train-files", files, "--validation-files", files, "--output-dir", tmp_path / "data", *backbone)
-    argv = ["--encoder-type", "pretrained", *backbone, "--hidden-size", "16"]
-    run(train, *argv, *FAST, "--data", tmp_path / "data", "--output-dir", tmp_path / "out")
+    argv = ["--encoder-type", "pretrained", *backbone, "--hidden-size", "16", *FAST, "--data", tmp_path / "data"]
+    run(train, *argv, "--output-dir", tmp_path / "out")
     assert isinstance(pipeline("keyphrase-generation", model=str(tmp_path / "out"))("graph cuts"), list)
+    stock = AutoModel.from_pretrained(tmp_path / "bert").state_dict()
+    for schedule in ("true", "false"):  # both keep an encoder whose learning rate is 0
+        rates = ["--backbone-lr", "0", "--plateau-schedule", schedule]
+        run(train, *argv, *rates, "--output-dir", tmp_path / schedule)
+        model = pipeline("keyphrase-generation", model=str(tmp_path / schedule)).model
+        trained = model.encoder.word_encoder.backbone.state_dict()
+        assert all(torch.equal(trained[name], weights) for name, weights in stock.items() if name in trained)
 
 
 def test_scores_count_repeats_and_both_kinds():

@@ -240,6 +240,10 @@ def test_frozen_weights_may_be_infinite():
 # a command over other models, with parameters, groups of them and rows of their own
 OTHER_MODELS = {
     "exhird, warm start": lambda at: ["--encoder-type", "pretrained", "--backbone", at.bert, "--hidden-size", 16],
+    "exhird, warm start with a schedule of the Trainer": lambda at: [
+        *("--encoder-type", "pretrained", "--backbone", at.bert, "--hidden-size", 16),
+        *("--plateau-schedule", "false", "--backbone-lr", 0.001),
+    ],
     "exhird, decoder": lambda at: [
         "--encoder-type",
         "pretrained",

@@ -39,7 +39,7 @@ from run_tools.yaml_files import read_yaml
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import RunFolder, open_run, training_summary
-from ..common.training import train_or_resume, trainer_options
+from ..common.training import RecipeTrainer, train_or_resume, trainer_options
 from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments
 from .decoder import is_decoder, set_up_decoder
 from .evaluate import check_generated, evaluate, parse_test_files, read_test_set
@@ -71,11 +71,16 @@ def apply_ablation(name: str, *arguments):
                 setattr(holder, field_name, value)
 
 
+def backbone_parameters(model) -> list[torch.nn.Parameter]:
+    """The parameters of a pretrained encoder, if the model has one."""
+    return list(getattr(model.encoder.word_encoder, "backbone", torch.nn.Module()).parameters())
+
+
 def make_optimizer(model, learning_rate: float, backbone_lr: float) -> torch.optim.Optimizer:
     """The reference's Adam, with a separate learning rate for a pretrained encoder."""
-    backbone = list(getattr(model.encoder.word_encoder, "backbone", torch.nn.Module()).parameters())
+    backbone = backbone_parameters(model)
     own = {id(parameter) for parameter in backbone}
-    groups = [{"params": [p for p in model.parameters() if p.requires_grad and id(p) not in own]}]
+    groups: list[dict] = [{"params": [p for p in model.parameters() if p.requires_grad and id(p) not in own]}]
     trained = [p for p in backbone if p.requires_grad]  # in the model's order, on which a resumed run relies
     if trained:
         groups.append({"params": trained, "lr": backbone_lr})
@@ -141,14 +146,13 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     model = build_model(model_args, tokenizer)
     keep_best(training_args, "loss", greater_is_better=False)
     training_args.prediction_loss_only = True
-    optimizer, schedule = None, None
-    if data_args.plateau_schedule:
-        optimizer = make_optimizer(model, training_args.learning_rate, model_args.backbone_lr)
-        schedule = PlateauSchedule(optimizer)
-    collator = DataCollatorForKeyphraseGeneration(tokenizer)
-    callbacks = stop_after(data_args.stop_after_rises)
+    collator, callbacks = DataCollatorForKeyphraseGeneration(tokenizer), stop_after(data_args.stop_after_rises)
     options = trainer_options(model, training_args, rows, collator, tokenizer, callbacks)
-    return data_args, folder, Trainer(**options, optimizers=(optimizer, schedule))
+    if not data_args.plateau_schedule:
+        options |= {"part": backbone_parameters(model), "part_rate": model_args.backbone_lr}
+        return data_args, folder, RecipeTrainer(**options)
+    optimizer = make_optimizer(model, training_args.learning_rate, model_args.backbone_lr)
+    return data_args, folder, Trainer(**options, optimizers=(optimizer, PlateauSchedule(optimizer)))
 
 
 def print_examples(generate, path: str, count: int):
