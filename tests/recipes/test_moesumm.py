@@ -259,6 +259,16 @@ def test_summaries_of_other_texts_are_not_compared(tmp_path):
     run(evaluate, "--systems", ours, base, "--output-dir", tmp_path / "apart")  # without a difference
 
 
+def test_names_of_data_sets_and_systems_become_files(places, trained, tmp_path):
+    place = places["chat"].partition("=")[2]
+    given = ["--datasets", f"cnn/dm={place}", "--model-name-or-path", trained, "--output-dir", tmp_path / "run", *FAST]
+    message = "the name 'cnn/dm' cannot become the name of a file"
+    assert f"--datasets: {message}" in fails(train.main, *given, "--setting", "few_shot")
+    given = ["--systems", f"cnn/dm={trained}", "--datasets", places["chat"], "--output-dir", tmp_path / "scores"]
+    assert f"--systems: {message}" in fails(evaluate.main, *given)
+    assert not any(tmp_path.rglob("*.jsonl"))
+
+
 def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, capsys):
     given = ["--systems", f"ours={trained}", f"stock={backbone}", "--baseline", "stock", "--output-dir", tmp_path]
     given += ["--datasets", *(places[name] for name in SETS), *SHORT]

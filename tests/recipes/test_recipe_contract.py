@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from lexperts.recipes import TRAIN
-from lexperts.recipes.common.training import is_finite
+from lexperts.recipes.common.training import StopAtNaN, is_finite
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
 from tests.modeling_exhird import causal
 from tests.recipes import helpers
@@ -176,6 +176,22 @@ def test_a_killed_run_resumes_to_the_same_weights(name, inputs, trained, tmp_pat
     (tmp_path / "run" / "checkpoint-999").mkdir()  # half a checkpoint
     run(name, *argv)
     assert weights_of(tmp_path / "run") == weights_of(trained(name))
+
+
+@each_command
+def test_a_run_that_stopped_early_is_not_trained_further_by_the_same_command(name, inputs, tmp_path, monkeypatch):
+    argv, output = arguments(name, inputs, tmp_path / "run"), tmp_path / "run"
+
+    def stop(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 2
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StopAtNaN, "on_step_end", stop)
+        run(name, *argv)
+    stopped = weights_of(output)
+    run(name, *argv)
+    assert weights_of(output) == stopped
+    assert not (output / "checkpoint-3").exists()
 
 
 @pytest.fixture

@@ -100,15 +100,16 @@ class StopAtNaN(TrainerCallback):
 
 
 def train_or_resume(trainer: Trainer, folder: RunFolder) -> None:
-    """Trains, from the checkpoint where a run folder starts, if there is one. A run that has reached its last step only loads
-    its weights: the stock Trainer looks at the number of steps after a step, and would train one more (transformers 5.23).
+    """Trains, from the checkpoint where a run folder starts, if there is one. A run that has finished, also early, or reached its last
+    step, only loads its weights: the stock Trainer looks at the number of steps after a step, and would train one more (transformers
+    5.23), and it does not know that it had stopped early.
     """
     args, checkpoint = trainer.args, folder.start
     trainer.add_callback(RecordCheckpoints(folder))
     planned = args.max_steps, args.num_train_epochs
-    if checkpoint is not None and args.max_steps > 0:
+    if checkpoint is not None:
         state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-        if state["global_step"] >= args.max_steps:
+        if folder.finished or 0 < args.max_steps <= state["global_step"]:
             args.max_steps, args.num_train_epochs = -1, 0  # no epochs are left
     try:
         trainer.train(resume_from_checkpoint=checkpoint)

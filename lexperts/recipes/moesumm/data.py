@@ -7,7 +7,7 @@ from datasets import Dataset, concatenate_datasets, load_dataset
 
 from run_tools.fingerprints import fingerprint
 from run_tools.jsonl import read_jsonl
-from run_tools.options import parse_name_place
+from run_tools.options import check_file_names, parse_name_place
 
 from ..common.splits import SPLITS
 from .arguments import DOCUMENTS, SUMMARIES, DataArguments
@@ -22,6 +22,7 @@ def load_sources(args: DataArguments) -> dict[str, dict[str, Dataset]]:
     places = dict(parse_name_place(source, "--datasets") for source in args.datasets)
     if len(places) < len(args.datasets):
         raise ValueError(f"--datasets {' '.join(args.datasets)}: a name occurs twice. Use different names.")
+    check_file_names(places, "--datasets")
     return {name: load_source(name, place, args) for name, place in places.items()}
 
 

@@ -26,7 +26,7 @@ from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config
 from run_tools.model_options import describe_load_errors
-from run_tools.options import parse_name_place
+from run_tools.options import check_file_names, parse_name_place
 
 from ..common.arguments import command
 from ..common.scores_file import check_scores, write_scores
@@ -52,6 +52,7 @@ def find_runs(systems: list[str], baseline: str | None) -> dict[str, list[str]]:
         if not places:
             raise ValueError(f"--systems {system!r}: nothing matches {place!r}.")
         runs.setdefault(name, []).extend(places)
+    check_file_names(runs, "--systems")
     if baseline is not None and baseline not in runs:
         raise ValueError(f"--baseline {baseline!r} is not one of the systems {', '.join(runs)}.")
     return runs
