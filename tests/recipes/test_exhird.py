@@ -230,3 +230,20 @@ def test_the_rate_falls_after_each_rise_and_training_ends_after_n():
         state, control = SimpleNamespace(log_history=[{"eval_loss": x} for x in losses]), SimpleNamespace()
         stop.on_evaluate(None, state, control)
         assert getattr(control, "should_training_stop", False) is ends
+
+
+@pytest.mark.parametrize(
+    "option, owner",
+    [
+        (("--backbone-lr", "0.01"), "--encoder-type pretrained"),
+        (("--freeze-backbone", "true"), "--encoder-type pretrained"),
+        (("--attention-dropout", "0.1"), "--encoder-type pretrained"),
+        (("--max-length", "99"), "decoders"),
+        (("--max-source-length", "99"), "decoders"),
+    ],
+)
+def test_options_without_effect_are_named(option, owner, files, tmp_path):
+    argv = [*SMALL, *FAST, "--encoder-type", "bigru", "--train-files", files, "--validation-files", files]
+    error = fails(train.main, *argv, "--output-dir", tmp_path / "run", *option)
+    assert f"{' '.join(option)} is for {owner}" in error
+    assert not (tmp_path / "run").exists()

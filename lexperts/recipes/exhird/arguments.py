@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from run_tools.errors import UserError
 from run_tools.options import option, required
 
 from ..common.arguments import TRAINING, ColumnArguments, RunFolderArguments, SplitArguments
@@ -87,6 +88,13 @@ class EvaluateArguments:
         None, "phrases to generate at least; by default as many as the model writes", least=1
     )
     max_rows: int | None = option(None, "use only the first N documents of each set", least=1)
+
+
+def refuse_options(group, names: tuple[str, ...], owner: str) -> None:
+    """Raises a `UserError` for an option that only other models (`owner`) have, unless it has its default."""
+    for name in names:
+        if (value := getattr(group, name)) != getattr(type(group), name):
+            raise UserError(f"--{name.replace('_', '-')} {str(value).lower()} is for {owner}. Leave it out.")
 
 
 ARGUMENTS = {

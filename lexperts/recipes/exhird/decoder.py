@@ -14,12 +14,11 @@ from run_tools.model_loading import open_config
 from ..common.causal_training import CheckpointTrainer
 from ..common.run_folder import open_run
 from ..common.training import trainer_options
-from .arguments import DataArguments, ModelArguments, PrepareArguments
+from .arguments import DataArguments, ModelArguments, PrepareArguments, refuse_options
 from .prepare import load
 from .schedule import stop_after
 
 COLUMNS = ["title", "text", "keyphrases"]
-ENCODER_OPTIONS = ("backbone_lr", "freeze_backbone", "exclusive_loss_coef")
 
 
 def is_decoder(backbone: str) -> bool:
@@ -63,10 +62,7 @@ def set_up_decoder(model_args: ModelArguments, data_args: DataArguments, overwri
         )
     if data_args.plateau_schedule:
         raise UserError("--plateau-schedule true is for models with an encoder. Use --plateau-schedule false.")
-    for name in ENCODER_OPTIONS:
-        if (value := getattr(model_args, name)) != getattr(ModelArguments, name):
-            option = f"--{name.replace('_', '-')} {str(value).lower()}"
-            raise UserError(f"{option} is for models with an encoder. Leave it out.")
+    refuse_options(model_args, ("backbone_lr", "freeze_backbone", "exclusive_loss_coef"), "models with an encoder")
     names = ("dataset_name", "train_files", "validation_files")
     splits = load(PrepareArguments(output_dir="", **{name: getattr(data_args, name) for name in names}))
     folder = open_run(

@@ -32,7 +32,7 @@ from modeling_exhird import (
     ExhirdTokenizer,
 )
 from run_tools.backbones import resolve_backbone
-from run_tools.errors import RESUME, UserError
+from run_tools.errors import RESUME
 from run_tools.fingerprints import fingerprint
 from run_tools.resume import SettingsMismatchError
 from run_tools.yaml_files import read_yaml
@@ -40,7 +40,7 @@ from run_tools.yaml_files import read_yaml
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import RunFolder, open_run, training_summary
 from ..common.training import RecipeTrainer, train_or_resume, trainer_options
-from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments
+from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments, refuse_options
 from .decoder import is_decoder, set_up_decoder
 from .evaluate import check_generated, evaluate, parse_test_files, read_test_set
 from .prepare import PREPARED, prepare
@@ -126,10 +126,11 @@ def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: Ru
     backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
     if backbone and is_decoder(backbone):
         return data_args, *set_up_decoder(model_args, data_args, overwrite, training_args)
-    if model_args.adapter_rank is not None:
-        raise UserError(
-            f"--adapter-rank {model_args.adapter_rank} is for decoders. Leave it out, or use --backbone smollm2."
-        )
+    decoders = "decoders, such as --backbone smollm2"
+    refuse_options(model_args, ("adapter_rank",), decoders)
+    refuse_options(data_args, ("max_source_length", "max_length"), decoders)
+    if not backbone:
+        refuse_options(model_args, ("backbone_lr", "freeze_backbone", "attention_dropout"), "--encoder-type pretrained")
     with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read
         documents = open_documents(data_args, backbone, data, overwrite and training_args.process_index == 0)
     # the settings that the documents were prepared with, whatever their folder
