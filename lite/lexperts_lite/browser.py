@@ -26,9 +26,15 @@ def normalised(text: str) -> list[tuple[str, int]]:
     """The characters of a text as BERT's normaliser has them, lower case without accents, and the place of each."""
     characters = []
     for place, character in enumerate(text):
-        if character in "\t\n\r" or unicodedata.category(character) == "Zs":
+        category = unicodedata.category(character)
+        if character in "\t\n\r\u2028\u2029" or category == "Zs":
             characters.append((" ", place))
-        elif character != "\ufffd" and unicodedata.category(character)[0] != "C":
+        elif character != "\ufffd" and category not in (
+            "Cc",
+            "Cf",
+            "Co",
+            "Cs",
+        ):  # a newer Unicode may have what is unassigned here
             for part in unicodedata.normalize("NFD", character):
                 if unicodedata.category(part) != "Mn":
                     characters += [(lower, place) for lower in part.lower()]

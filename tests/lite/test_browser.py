@@ -12,6 +12,7 @@ from .test_lite import OPTIONS, TEXTS, places, scores
 HARD = [
     "Σας ΟΔΟΣ İstanbul ẞ", "a\x00b\u200bc \ufffd d", "한국어 text", "\U0001f600 emoji 👩‍👩‍👧 \u1e9b\u0323", "½ ²³ Ⅷ ﬀ", "नमस्ते", "مرحبا بالعالم",
     "cafe\u0301", "a [UNK] and [unk]", "[SEP]x [CLS", "word" * 60 + " end.", "semi-supervised  e.g.\tU.S.\r\nlines", "ไทย \u0e01\u0e33", "x\u00a0y",
+    "graph\u2028cuts", "graph\u2029\u2029cuts net", "graph \U0001fae9 cut",
 ]  # fmt: skip
 WORDS = [
     "[PAD]",
