@@ -28,7 +28,7 @@ _BLANKS = re.compile(r"[ \u00a0\u2000-\u200a]{3,}+(?=\S)")
 _NAME = r"[A-Z][\w.'\u2019-]*"
 _SPEAKER = rf"{_NAME}(?: (?:{_NAME}|[0-9]{{1,3}})){{0,3}}(?: \([^()\n]{{1,20}}\))?:(?=\s|$)"
 _SPEAKER_LINE = re.compile(rf"^[ \t]*+(?:\[?[0-9]{{1,2}}(?::[0-9]{{2}}){{1,2}}\]?\s++)?+({_SPEAKER})", re.MULTILINE)
-_SIGNATURE = re.compile(r"^-- ?+$\n(?:[^\S\n]*+\S.*+\n?){1,8}", re.MULTILINE)  # of an e-mail, to the next blank line
+_SIGNATURE = re.compile(r"^-- ?+\r?\n(?:[^\S\n]*+\S.*+\n?){1,8}", re.MULTILINE)  # of an e-mail, to the next blank line
 _FIELD = r"^([A-Z][A-Za-z-]*+):[^\n]*+(?:\n[ \t]++\S[^\n]*+)*+(?:\n|\Z)"  # of an e-mail's header, with lines that continue it
 _FIELDS, _HEADER = re.compile(_FIELD, re.MULTILINE), re.compile(f"(?:{_FIELD}){{2,}}+", re.MULTILINE)
 _MARKER = re.compile(

@@ -78,6 +78,14 @@ def test_units_of(text, expected):
     assert units_of(text) == expected
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+def test_a_signature_ends_at_a_blank_line_whatever_ends_a_line(end):
+    lines = ["Dear Ann,", "", "the turbines turn.", "", "-- ", "John Smith", "Acme Laboratory", "", "A postscript."]
+    words = split_words(end.join(lines))
+    hidden = [word for word, unit in zip((word for word, _, _ in words), unit_numbers(words), strict=True) if unit < 0]
+    assert [word for word in hidden if word.isalpha()] == ["John", "Smith", "Acme", "Laboratory"]
+
+
 def test_words_without_their_text_are_one_unit():
     assert unit_numbers(["a", "b"]).tolist() == unit_numbers([("a", 0, 1), ("b", 3, 4)]).tolist() == [0, 0]
 
