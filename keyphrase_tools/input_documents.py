@@ -115,7 +115,19 @@ def _joined(title: str, text: str, words: list[tuple[str, int, int]] | None) -> 
             for word, start, end in words
         ]
         all_words = split_words(source.text[:shift]) + [word for word in shifted if word[0].strip()]
+    if begin == len(title.strip()) + 2:
+        _cut_at(begin - 2, all_words, source)
     return InputDocument(clean(title), source, all_words, fields)
+
+
+def _cut_at(stop: int, words: list[tuple[str, int, int]], source: CleanText) -> None:
+    """Takes the full stop that joining has added from a word that ends with it, as "U.S." does after the title "... of the U.S"."""
+    for number, (word, start, end) in enumerate(words):
+        first, last = source.source_span(start, end)
+        if last > stop:
+            if first < stop:
+                words[number] = word[:-1], start, end - 1
+            return
 
 
 def is_words(document) -> bool:

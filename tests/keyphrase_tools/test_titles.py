@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, processors
 from transformers import DebertaV2Tokenizer, RobertaTokenizer
 
+from keyphrase_tools.input_documents import read_document
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.titles import truncate_titles
 from keyphrase_tools.windows import encode_windows
@@ -250,3 +251,16 @@ def test_without_a_column_of_titles_there_are_masks_all_the_same(tiny_tokenizer)
 def test_an_unknown_way_with_titles_is_named_with_those_there_are(tiny_tokenizer):
     with pytest.raises(ValueError, match="title_as='pair'.*Use.*'text', 'meta', 'both'"):
         tokenize_documents({"text": ["x"], "keyphrases": [[]]}, tiny_tokenizer, title_as="pair")
+
+
+@pytest.mark.parametrize("text", ["The tariffs rose.", ["The", "tariffs"]])
+@pytest.mark.parametrize(
+    "title", ["Trade policy of the U.S", " Policy of the U.K ", "Trade of the U.S.", "A trade &amp; the E.U"]
+)
+def test_a_word_of_the_title_ends_where_the_title_ends(title, text):
+    document = read_document({"title": title, "text": text}, 0, isinstance(text, list), join=True)
+    words = [(word, document.to_source(start, end)) for word, start, end in document.words]
+    in_title = [(word, place) for word, place in words if place["field"] == "title" and len(word) > 1]
+    assert all(place["end"] <= len(title.rstrip()) for _, place in in_title)
+    word, place = in_title[-1]
+    assert title[place["start"] : place["end"]] == word and word in title.split()[-1]
