@@ -55,19 +55,22 @@ class CandidateSet:
         self.synonyms, seen = {}, {}
         for name, others in named:
             _check_phrases(others, f"{where}[{name!r}]")
-            phrases = {(normalise(p), p if _is_acronym(p) else None): p for p in reversed((name, *others))}
-            for words, phrase in phrases.items():
+            phrases = list(
+                dict.fromkeys((name, *others))
+            )  # also those that differ by case alone: `match_case` may tell them apart
+            for phrase in phrases:
+                words = normalise(phrase), phrase if _is_acronym(phrase) else None
                 if not words[0]:
                     raise ValueError(
                         f"{where} has the empty phrase {phrase!r}. Leave it out, or pass a phrase with words."
                     )
-                if words in seen:
+                if seen.get(words, name) != name:
                     raise ValueError(
                         f"{where} has {phrase!r} twice: for {seen[words]!r} and for {name!r}. Leave one of them out; phrases "
                         "that mean the same can be synonyms of one name: {'graph cut': ['minimum cut']}."
                     )
                 seen[words] = name
-            self.synonyms[name] = list(phrases.values())[::-1]
+            self.synonyms[name] = phrases
         self._indices = {}
 
     def __len__(self) -> int:
@@ -112,7 +115,7 @@ class CandidateSet:
                         matches.append((rank, phrase.name, last[end]))
             for _, name, end in sorted(matches):
                 found[name].append((number, end))
-        kept = {name: _without_overlaps(spans) for name, spans in found.items()}
+        kept = {name: _without_overlaps(list(dict.fromkeys(spans))) for name, spans in found.items()}
         outer = _outermost({span for spans in kept.values() for span in spans})
         kept = {name: [span for span in spans if span in outer] for name, spans in kept.items()}
         return {name: spans for name, spans in kept.items() if spans}
@@ -126,9 +129,9 @@ class CandidateSet:
                 own: set = set()
                 for phrase in (_Phrase(name, phrase) for phrase in phrases):
                     stems = tuple(stem(word, language) for word in phrase.words)
-                    if (stems, phrase.words if phrase.is_acronym else None) in own:
+                    if (stems, phrase.words) in own:
                         continue
-                    own.add((stems, phrase.words if phrase.is_acronym else None))
+                    own.add((stems, phrase.words))
                     lengths, named = index.setdefault(stems[0], (set(), {}))
                     lengths.add(len(stems))
                     named.setdefault(stems, []).append((rank, phrase))

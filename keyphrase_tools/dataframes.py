@@ -30,7 +30,8 @@ def read_documents(inputs):
         documents = inputs[columns].to_dict("records")
         return [d | {"title": None} if missing is not None and missing.iloc[i] else d for i, d in enumerate(documents)]
     if datasets and isinstance(inputs, (datasets.Dataset, datasets.IterableDataset)):
-        return Rows(inputs, _check_columns(inputs.column_names or KEYS))
+        kind = SizedRows if isinstance(inputs, datasets.Dataset) else Rows
+        return kind(inputs, _check_columns(inputs.column_names or KEYS))
     return inputs
 
 
@@ -51,12 +52,16 @@ class Rows:
     def __init__(self, dataset, columns: list[str]):
         self._dataset, self._columns = dataset, columns
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
     def __iter__(self) -> Iterator[dict]:
         for row in self._dataset:
             yield {name: row[name] for name in self._columns if name in row}
+
+
+class SizedRows(Rows):
+    """Those of a data set whose size is known, which that of a stream is not."""
+
+    def __len__(self) -> int:
+        return len(self._dataset)
 
 
 def tabulate(extract, inputs, **options):

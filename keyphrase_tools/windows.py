@@ -94,7 +94,7 @@ def encode_windows(
     spans = [np.array(of_document, dtype=np.int64).reshape(-1, 2) for of_document in word_spans]
     for text, of_document in zip(texts, spans, strict=True):
         if ".net" in text.lower():  # a model labels the N of ".NET"
-            of_document[:, 0] += [text[start] == "." and end - start > 1 for start, end in of_document]
+            of_document[:, 0] += [end - start > 1 and text[start] == "." for start, end in of_document]
     # one call of the tokenizer takes either pairs or texts, and one overlap
     calls, windows = defaultdict(list), defaultdict(list)
     for document, (title, shared) in enumerate(zip(titles, overlaps, strict=True)):

@@ -96,6 +96,8 @@ CASES = [
     ("IT and it", ["IT", "it"], {}, {"IT": ["IT"], "it": ["IT", "it"]}),
     ("Apple and apples, Apple's", ["Apple"], {}, {"Apple": ["Apple", "apples", "Apple's"]}),
     ("Apple and apples, Apple's", ["Apple"], {"match_case": True}, {"Apple": ["Apple", "Apple's"]}),
+    ("python, Python and PYTHON", {"Python": ["python"]}, {"match_case": True}, {"Python": ["python", "Python"]}),
+    ("python, Python and PYTHON", {"Python": ["python"]}, {}, {"Python": ["python", "Python", "PYTHON"]}),
     ("GANs, gans; a TCP/IP, tcp/ip", ["GAN", "TCP/IP"], {}, {"GAN": ["GANs"], "TCP/IP": ["TCP/IP", "tcp/ip"]}),
     ("C, C++ and C#; c", ["C", "C++", "C#"], {}, {"C": ["C"], "C++": ["C++"], "C#": ["C#"]}),
     ("R, R-CNN; COVID-19, 2,4-D", ["R", "COVID", "D", "19", "2,4-D"], {}, {"R": ["R"], "COVID": ["COVID"], "2,4-D": ["2,4-D"]}),
@@ -136,6 +138,7 @@ def test_mentions_are_found_in_title_and_text_but_not_across(lookup):
 
 def test_a_list_of_words_matches_whole_words_only(lookup):
     words = ["x", "b-i", "ix", "b", "C++", ""]
+    assert lookup()(["graph", "in", ".NET", ""], candidates=["graph"], is_split_into_words=True)[0]["end"] == 5
     answer = lookup()(words, candidates=["b", "i", "b i ix", "c++"], is_split_into_words=True)
     found = {c["keyphrase"]: [(m["start"], m["end"]) for m in c["mentions"]] for c in answer}
     assert found == {"b": [(9, 10)], "i": [], "b i ix": [(2, 8)], "c++": [(11, 14)]}

@@ -65,6 +65,10 @@ def test_a_data_set_is_read_lazily_by_its_columns_title_and_text(extract, titled
     assert iter(answers) is answers and list(answers) == titled
     assert list(extract(dataset.to_iterable_dataset())) == titled
     assert list(extract(dataset["text"])) == extract(TEXTS)
+    given = [["graph cut"]] * 4
+    assert list(extract(dataset.to_iterable_dataset(), candidates=given)) == list(extract(dataset, candidates=given))
+    with pytest.raises(ValueError, match="candidates has 1 lists, but none for document 1"):
+        list(extract(dataset.to_iterable_dataset(), candidates=[["x"]]))
     with pytest.raises(ValueError, match="candidates has 1 lists for 4 documents"):
         extract(dataset, candidates=[["x"]])
 
