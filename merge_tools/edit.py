@@ -325,7 +325,7 @@ def extract(
         else copy_tensor(name, name, old.source.entry(name).dtype, old.source)
         for name in old.shape.tensors()
     ]
-    files = carried_files(old.folder) | {"config.json": to_json_bytes(dense_config(old.config, old.family))}
+    files = carried_files(old.folder) | {"config.json": to_json_bytes(dense_config(old.source))}
     written = write_output(Path(out), tensors, [old.source], progress, lambda scans: files)
     return {**written, "expert": expert, "shared": compare_shared(old, index, set(routed))}
 

@@ -55,8 +55,9 @@ class Mixture:
         # the number that seeds each expert's random gate row: its index in the first mixture it was added to
         self.gate_rows = self.record.get("gate_rows", list(range(len(self.names))))
         self.next_row = max(self.gate_rows) + 1
-        self.shape = self.source.shape
         self.family = FAMILIES[self.record["family"]]
+        # the config.json of a mixture does not tell families apart that share its class
+        self.shape = self.source.shape = replace(self.source.shape, family=self.family)
         self.parts, self.gated = all_parts(self.recipe, self.shape), gated_parts(self.recipe, self.shape)
 
     @classmethod

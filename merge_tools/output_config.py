@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import Source
-from .families import MIXTURES, Family
-from .layout import Shape, rope_config_v4_and_v5
+from .families import MIXTURES
+from .layout import rope_config_v4_and_v5
 from .recipe import Recipe
 from .tensor_files import TORCH_NAMES
 
@@ -30,23 +30,22 @@ def output_format(recipe: Recipe, base: Source) -> str:
     return shape.mixture.model_type if stock else "lexicon"
 
 
-def common_config(config: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """The fields that a dense model and a mixture of such models have in common."""
-    shape = Shape.from_config(config)
-    names = (*COPIED_FIELDS, *shape.family.carried)
-    defaults = {key: value for key, value in shape.family.defaults.items() if key in names}
-    copied = {key: config[key] for key in names if key in config}
-    copied |= {key: value for key, value in shape.sizes().items() if not key.endswith("_bias")}
-    return {**defaults, **copied, "dtype": dtype, "torch_dtype": dtype, **rope_config_v4_and_v5(config)}
+def common_config(source: Source, dtype: str) -> dict[str, Any]:
+    """The fields that a dense model and a mixture of such models have in common; a mixture has the defaults of its class."""
+    config, family = source.config, source.shape.family
+    is_dense = config["model_type"] == family.model_type
+    known = {**family.defaults, **({} if is_dense else source.shape.mixture.settings), **config}
+    copied = {key: known[key] for key in (*COPIED_FIELDS, *family.carried) if key in known}
+    copied |= {key: value for key, value in source.shape.sizes().items() if not key.endswith("_bias")}
+    return {**copied, "dtype": dtype, "torch_dtype": dtype, **rope_config_v4_and_v5(config)}
 
 
-def dense_config(config: dict[str, Any], family: Family) -> dict[str, Any]:
+def dense_config(mixture: Source) -> dict[str, Any]:
     """config.json of a dense model that is extracted from a mixture."""
-    shape = Shape.from_config(config)
-    architecture = {"architectures": [family.architecture], "model_type": family.model_type}
-    biases = {field: getattr(shape, field) for field in family.biases.values() if isinstance(field, str)}
-    carried = {key: config[key] for key in family.carried if key in config}
-    return architecture | common_config(config, config["dtype"]) | biases | carried
+    shape = mixture.shape
+    architecture = {"architectures": [shape.family.architecture], "model_type": shape.family.model_type}
+    biases = {field: getattr(shape, field) for field in shape.family.biases.values() if isinstance(field, str)}
+    return architecture | common_config(mixture, mixture.config["dtype"]) | biases
 
 
 def mixture_config(
@@ -63,7 +62,7 @@ def mixture_config(
     """
     shape = base.shape
     config = {
-        **common_config(base.config, recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]),
+        **common_config(base, recipe.dtype or TORCH_NAMES[base.entry("model.embed_tokens.weight").dtype]),
         "vocab_size": vocab_size,
         "num_experts_per_tok": recipe.experts_per_token,
         "output_router_logits": False,

@@ -219,6 +219,36 @@ def test_a_window_is_carried_and_two_that_differ_are_warned_about(tmp_path):
     assert AutoConfig.from_pretrained(tmp_path / "dense").sliding_window == 8
 
 
+def window_of(folder):
+    return AutoConfig.from_pretrained(folder).sliding_window
+
+
+def test_edits_keep_a_window(tmp_path):
+    folders = [save(tmp_path / expert, "mistral with a window", seed) for seed, expert in enumerate(("a", "b", "c"))]
+    compose(recipe_of(folders), tmp_path / "three")
+    remove(tmp_path / "three", "c", tmp_path / "removed")
+    add(tmp_path / "removed", folders[2], tmp_path / "added")
+    export(tmp_path / "three", tmp_path / "exported", "mixtral")
+    for edited in ("removed", "added", "exported"):
+        assert window_of(tmp_path / edited) == 8 and verify(tmp_path / edited)["ok"]
+    extract(tmp_path / "added", "c", tmp_path / "dense")
+    assert window_of(tmp_path / "dense") == 8
+
+
+@pytest.mark.parametrize("format", ["mixtral", "lexicon"])
+def test_edits_add_no_window(format, tmp_path):
+    """Mistral's configuration has one by default."""
+    folders = [save(tmp_path / expert, "mistral", seed) for seed, expert in enumerate(("a", "b", "c"))]
+    compose(recipe_of(folders, format=format), tmp_path / "three")
+    remove(tmp_path / "three", "c", tmp_path / "removed")
+    assert verify(tmp_path / "removed")["ok"]
+    edit_json(tmp_path / "removed" / "config.json", sliding_window=None)  # the key is left out
+    export(tmp_path / "removed", tmp_path / "exported", "mixtral")
+    for mixture in ("three", "removed", "exported"):
+        extract(tmp_path / mixture, "a", tmp_path / f"{mixture} dense")
+        assert window_of(tmp_path / f"{mixture} dense") is None
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_windows_of_some_layers_are_refused(kind, tmp_path):
     folders = [save(tmp_path / expert, kind, 3) for expert in ("birds", "ships")]
