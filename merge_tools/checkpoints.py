@@ -78,7 +78,7 @@ class Source:
         """Yields the raw elements `start` to `stop` of a tensor in blocks, with the adapter applied."""
         if self.is_verbatim(name):
             return read_blocks(self.entry(name), elements, start, stop)
-        return slice_blocks(equal_blocks(self._lora_rows(name, elements), elements), start, stop)
+        return equal_blocks(slice_blocks(self._lora_rows(name, elements), start, stop), elements)
 
     def _lora_rows(self, name: str, elements: int) -> Iterator[np.ndarray]:
         assert self.adapter is not None

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 
 import merge_tools
 from merge_tools import MergeError, add, compose, extract, load_experts, slices, verify
+from merge_tools.checkpoints import open_source
 from tests.loopback_hub import LoopbackHub, Repo
 
 from .conftest import contents, edit_json, logits_of, open_model, read_tensors, recipe_of, run_python
@@ -67,10 +69,10 @@ def named(folders):
 
 @pytest.fixture
 def pair(make_expert, tmp_path):
-    """pair(dtype, **options of LoraConfig) -> (base, two adapters over it, the same two merged by peft)."""
+    """pair(dtype, rows, **options of LoraConfig) -> (base, two adapters over it, the same two merged by peft)."""
 
-    def make(dtype="float32", **options):
-        base = make_expert(tmp_path / "base", seed=1, dtype=dtype)
+    def make(dtype="float32", rows=45, **options):
+        base = make_expert(tmp_path / "base", seed=1, dtype=dtype, vocab_size=rows)
         both = [adapt(base, tmp_path / str(seed), seed, **options) for seed in range(2)]
         return base, [adapter for adapter, _ in both], [merged for _, merged in both]
 
@@ -146,6 +148,18 @@ def test_blocks_of_any_size_make_the_same_mixture(pair, tmp_path, monkeypatch, c
     monkeypatch.setattr(slices, "CHUNK", chunk)
     compose(recipe, tmp_path / "blocks")
     close_tensors(tmp_path / "blocks", tmp_path / "whole")
+
+
+def test_blocks_of_a_range_are_those_of_a_plain_tensor(pair):
+    _, adapters, merged = pair(target_modules=MLP)
+    adapted, plain = (open_source("birds", str(folder)) for folder in (adapters[0], merged[0]))
+    name = "model.layers.0.mlp.up_proj.weight"
+    whole = np.concatenate(list(plain.blocks(name)))
+    for elements, start, stop in ((7, 0, None), (7, 3, None), (100, 50, 1001), (5000, 33, 34), (64, 64, 64)):
+        ours, theirs = (list(source.blocks(name, elements, start, stop)) for source in (adapted, plain))
+        assert [len(block) for block in ours] == [len(block) for block in theirs]
+        found = np.concatenate([*ours, whole[:0]])
+        assert_close(*(torch.from_numpy(x.view(np.float32)) for x in (found, whole[start:stop])), atol=1e-6, rtol=1e-6)
 
 
 def test_gates_use_the_adapted_model_if_that_is_the_base(pair, tmp_path):
@@ -286,12 +300,14 @@ def test_an_adapter_over_a_revision_of_a_model_of_the_hub(pair, make_expert, tmp
     close_tensors(tmp_path / "out", tmp_path / "local", atol=0, rtol=0)
 
 
-def test_an_adapter_of_the_head_next_to_an_expert_with_more_tokens(pair, make_expert, tmp_path):
-    base, adapters, merged = pair(target_modules=[*MLP, *ATTENTION, "lm_head"])
-    longer = make_expert(tmp_path / "longer", seed=5, extra_tokens=("<owl>",))
+@pytest.mark.parametrize("rows", [45, 50])  # 50: after the row of the new token, those without a token are merged again
+def test_an_adapter_of_the_head_next_to_an_expert_with_more_tokens(rows, pair, make_expert, tmp_path, monkeypatch):
+    monkeypatch.setattr(slices, "CHUNK", 100)
+    base, adapters, merged = pair(rows=rows, target_modules=[*MLP, *ATTENTION, "lm_head"])
+    longer = make_expert(tmp_path / "longer", seed=5, extra_tokens=("<owl>",), vocab_size=max(rows, 46))
     for name, first in (("adapter", adapters[0]), ("merged", merged[0])):
         recipe = recipe_of(named([first, longer]), base_model=str(base), average="mean")
         compose(recipe, tmp_path / f"{name}_out", allow=["vocab"])
     ours, _ = close_tensors(tmp_path / "adapter_out", tmp_path / "merged_out")
-    assert ours["lm_head.weight"].shape[0] == 46
+    assert ours["lm_head.weight"].shape[0] == max(rows, 46)
     assert verify(tmp_path / "adapter_out")["ok"]
