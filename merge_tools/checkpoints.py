@@ -74,6 +74,10 @@ class Source:
         """Whether the stored bytes of the tensor are its value, i.e. LoRA does not change it."""
         return self.adapter is None or name not in self.adapter.lora_pairs
 
+    def scaling(self, name: str) -> float | None:
+        """The factor of what LoRA adds to the tensor; None if LoRA does not change it."""
+        return None if self.adapter is None or self.is_verbatim(name) else self.adapter.lora_pairs[name][2]
+
     def blocks(self, name: str, elements: int = PIECE, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
         """Yields the raw elements `start` to `stop` of a tensor in blocks, with the adapter applied."""
         if self.is_verbatim(name):

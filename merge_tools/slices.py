@@ -93,19 +93,25 @@ class Slice:
 
     @property
     def key(self) -> tuple:
-        """What determines the values besides the recipe and the contents of the sources."""
+        """What determines the values besides the recipe and the weights of the sources."""
         return (
             self.tensor,
             [source.name for source in self.sources],
+            [source.scaling(self.tensor) for source in self.inputs],
             self.weights,
             self.start,
             self.stop,
             self.average.name,
         )
 
+    @property
+    def inputs(self) -> tuple[Source, ...]:
+        """The base first, if there is one, then the sources."""
+        return (*([self.base] if self.base else []), *self.sources)
+
     def entries(self) -> list[TensorEntry]:
         """The stored tensors that it is computed from."""
-        return [source.entry(self.tensor) for source in (*self.sources, *([self.base] if self.base else []))]
+        return [source.entry(self.tensor) for source in self.inputs]
 
     def read(self, sources: Iterable[Source], start: int, stop: int, share: int = 1) -> Iterator[list[np.ndarray]]:
         """Yields the raw elements `start` to `stop` of some sources in blocks of the same position, `share` times smaller than usual."""
@@ -114,4 +120,4 @@ class Slice:
 
     def read_all(self, share: int = 1) -> Iterator[list[np.ndarray]]:
         """Yields its raw elements in all sources, in the base first if there is one."""
-        return self.read((*([self.base] if self.base else []), *self.sources), self.start, self.stop, share)
+        return self.read(self.inputs, self.start, self.stop, share)

@@ -12,7 +12,7 @@ import pytest
 from merge_tools import MergeError, Progress, check, compose, staging, verify
 from run_tools.claims import LOCK, RECORD, Claim
 
-from .conftest import contents, open_model, recipe_of, run_python
+from .conftest import contents, edit_json, open_model, recipe_of, run_python, save_adapter
 from .corruptions import snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -249,6 +249,19 @@ def test_a_resume_requires_the_same_recipe_and_sources(merge, tmp_path):
         file.seek(-4, os.SEEK_END)
         file.write(last)
     os.utime(ships, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("changed, options", [("birds", {}), ("birds", {"rank": 2}), ("base", {"rank": 2})])
+def test_a_resume_requires_the_same_scaling_of_adapters(changed, options, experts, tmp_path):
+    (root,) = experts(1)
+    places = {name: save_adapter(tmp_path / name, root, seed=i) for i, name in enumerate(("birds", "ships", "base"))}
+    recipe = recipe_of([places["birds"], places["ships"]], base_model=str(places["base"]), **options)
+    interrupted(recipe, tmp_path / "out", "sync", 0)
+    edit_json(places[changed] / "adapter_config.json", lora_alpha=16)
+    with pytest.raises(MergeError, match="another recipe or other sources. Start again without --resume"):
+        compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD)
+    edit_json(places[changed] / "adapter_config.json", lora_alpha=8)
+    compose(recipe, tmp_path / "out", resume=True, shard_bytes=SHARD)
 
 
 def test_each_of_several_interruptions_keeps_the_complete_shards(merge, tmp_path):
