@@ -1,4 +1,4 @@
-"""Files of texts: .txt with one text per line, or .jsonl with one row per line."""
+"""Files of texts: .txt with one text per line, .jsonl with one row per line, or .json, which may also hold an array of rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +18,15 @@ def read_texts(path: Path, text_of_row: Callable[[dict[str, Any]], Any], needed:
     Lines end at line feeds only, because texts can contain other Unicode line separators.
 
     Args:
-        text_of_row: gives the text of a row of a .jsonl file, or raises a `KeyError`.
+        text_of_row: gives the text of a row of JSON, or raises a `KeyError`.
         needed: the fields of a row, for messages.
 
     Raises:
-        MergeError: if the file is not UTF-8, or has rows without text or with an empty one.
+        MergeError: if the file is of another kind or not UTF-8, or has rows without text or with an empty one.
     """
     texts: list[str] = []
-    if path.suffix == ".jsonl":
+    kind = path.suffix.lower()
+    if kind in (".jsonl", ".json"):
         for where, row in rows_of_file(path, '{"text": "..."}'):
             try:
                 text = text_of_row(row)
@@ -37,12 +38,14 @@ def read_texts(path: Path, text_of_row: Callable[[dict[str, Any]], Any], needed:
             if not text.strip():
                 raise MergeError(f"{where} needs {needed}: its text is empty. Remove the row.")
             texts.append(text)
-    else:
+    elif kind == ".txt":
         try:
             texts = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
         except UnicodeDecodeError as error:
             reason = f"{error.reason} at byte {error.start}"
             raise MergeError(f"{path} is not UTF-8 ({reason}). Convert it to UTF-8.") from error
+    else:
+        raise MergeError(f"{path} is neither JSON Lines nor text, by its name. Give a .jsonl or .txt file.")
     return [text for text in texts if text.strip()]
 
 

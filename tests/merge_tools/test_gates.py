@@ -246,6 +246,22 @@ def test_samples_end_at_line_feeds_only(tmp_path):
     assert gate_texts.read_samples(tmp_path / "rows.txt", 1, 256) == texts
 
 
+def test_samples_are_read_by_the_kind_of_their_file(tmp_path):
+    texts = ["one", "two"]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    for name, content in {
+        "rows.json": lines,
+        "array.json": json.dumps([{"text": text} for text in texts], indent=1),
+        "ROWS.JSONL": lines,
+        "ROWS.TXT": "\n".join(texts),
+    }.items():
+        (tmp_path / name).write_text(content)
+        assert gate_texts.read_samples(tmp_path / name, 1, 256) == texts
+    (tmp_path / "rows.md").write_text("one")
+    with pytest.raises(MergeError, match="rows.md is neither JSON Lines nor text, by its name. Give a .jsonl or .txt"):
+        gate_texts.read_samples(tmp_path / "rows.md", 1, 256)
+
+
 @pytest.mark.parametrize(
     "row, message",
     [

@@ -242,10 +242,10 @@ def test_texts_are_joined_and_cut_into_windows(tokenizer, tmp_path):
     assert all(window["labels"] == window["input_ids"] for window in windows)
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.txt"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.txt", "ROWS.TXT"])
 def test_blank_texts_are_left_out(name, tmp_path):
     lines = ["a bird", " ", "a boat"]
-    content = lines if name.endswith(".txt") else [json.dumps({"text": line}) for line in lines]
+    content = lines if name.lower().endswith(".txt") else [json.dumps({"text": line}) for line in lines]
     (tmp_path / name).write_text("\n".join(content))
     assert [row for _, row in texts.read_rows(tmp_path / name)] == [{"text": "a bird"}, {"text": "a boat"}]
 

@@ -22,7 +22,7 @@ def read_rows(path: str | Path, blank: list[str] | None = None) -> Iterator[tupl
     """The place and the columns of each text of a .txt file, or each line of JSON Lines, without blank texts, whose places in JSON
     Lines are appended to `blank`. Raises a `UserError` for a line that is neither; the message names it.
     """
-    if Path(path).suffix == ".txt":
+    if Path(path).suffix.lower() == ".txt":
         yield from ((str(path), {"text": text.strip()}) for text in read_texts(Path(path), dict, "text"))
         return
     for where, row in rows_of_file(path, EXAMPLE):
