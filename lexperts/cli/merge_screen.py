@@ -352,9 +352,10 @@ def render_clusters(result: dict) -> Group:
     for name, rows, terms in zip(result["names"], result["sizes"], result["terms"], strict=True):
         table.add_row(name, f"{rows:,}", " ".join(terms))
     lines = [f"{result['rows']:,} rows, {result['dropped']:,} dropped; {result['absent']:,} contexts lack their term."]
-    if "silhouette" in result:
+    if "calinski_harabasz" in result:
+        silhouette = f"Silhouette {result['silhouette']:.3f}, " if "silhouette" in result else ""
         lines.append(
-            f"Silhouette {result['silhouette']:.3f}, Calinski-Harabasz {result['calinski_harabasz']:,.1f}; "
+            f"{silhouette}Calinski-Harabasz {result['calinski_harabasz']:,.1f}; "
             f"{result['nearest']:.1%} of the rows are nearest to their own centroid."
         )
     return Group(table, *map(Text, lines))

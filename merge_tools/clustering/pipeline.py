@@ -72,8 +72,8 @@ def cluster(
 
     Returns:
         `method`, `names`, `sizes`, `rows`, `terms` (those with the highest TF-IDF per cluster), `dropped` (number of dropped
-        rows), `absent` (number of contexts without their term); with embeddings also `silhouette` (on a sample),
-        `calinski_harabasz`, and `nearest`, the share of rows whose nearest centroid is that of their own cluster.
+        rows), `absent` (number of contexts without their term); with embeddings also `silhouette` (on a sample, if it has rows of
+        several clusters), `calinski_harabasz`, and `nearest`, the share of rows whose nearest centroid is that of their own cluster.
 
     Raises:
         MergeError: for invalid options, an output folder that is not empty, a staging folder `.OUT.partial` that no such run has
@@ -199,8 +199,9 @@ def cluster_quality(x: np.ndarray, labels: np.ndarray, seed: int) -> dict:
     is_nearest = ((m**2).sum(1) - 2 * x @ m.T).argmin(1) == labels
     scores = {"nearest": float(is_nearest.mean())}
     if 1 < len(m) < len(x):
-        size = min(SILHOUETTE_SAMPLES, len(x))
-        scores["silhouette"] = float(silhouette_score(x, labels, sample_size=size, random_state=seed))
+        sample = np.random.default_rng(seed).permutation(len(x))[:SILHOUETTE_SAMPLES]
+        if 1 < len(np.unique(labels[sample])) < len(sample):  # a small cluster may have no row in it
+            scores["silhouette"] = float(silhouette_score(x[sample], labels[sample]))
         scores["calinski_harabasz"] = float(calinski_harabasz_score(x, labels))
     return scores
 

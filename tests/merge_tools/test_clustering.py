@@ -12,8 +12,10 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from lexperts.cli.merge import app
+from lexperts.cli.merge_screen import render_clusters
 from merge_tools import MergeError, cluster
 from merge_tools.clustering import embeddings as embedding
+from merge_tools.clustering import pipeline
 from merge_tools.clustering.embeddings import Cache, embed_texts, model_identity
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import nearest_centroids
@@ -95,6 +97,18 @@ def test_a_few_rows_can_be_plotted(count, tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(count)))
     cluster(path, tmp_path / "out", k=1, embedder=embed, name="mine")
     assert (tmp_path / "out" / "clusters.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize("alone, known", [(1, False), (300, True)])
+def test_the_silhouette_is_left_out_if_its_sample_is_of_one_cluster(alone, known, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "SILHOUETTE_SAMPLES", 50)
+    path = tmp_path / "rows.jsonl"
+    found = [row | {"source": "rare" if i < alone else "common"} for i, row in enumerate(rows(600))]
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    result = cluster(path, tmp_path / "out", method="source", embedder=embed, name="mine", plot=False)
+    assert result["sizes"] == [600 - alone, alone] and ("silhouette" in result) is known
+    shown = render_clusters(result).renderables[-1].plain
+    assert shown.startswith("Silhouette" if known else "Calinski-Harabasz") and "nearest to their own" in shown
 
 
 def test_centroids_route_rows_to_their_own_cluster(data, tmp_path):
