@@ -17,8 +17,9 @@ from .errors import MergeError
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 REVISION = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)@([\w./-]+)")  # of mergekit
-DOWNLOADED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.md"]
-READ_SUFFIXES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".md", ".py")  # of the files that a merge reads
+DOWNLOADED = ["*.safetensors", "*.tensors", "*.json", "*.model", "*.txt", "*.jinja", "*.md"]
+# of the files that a merge reads
+READ_SUFFIXES = (".safetensors", ".tensors", ".json", ".model", ".txt", ".jinja", ".md", ".py")
 TEMPLATES = "additional_chat_templates"
 SET_BASE = "Set base_model in the recipe to the model that it was trained on"
 QUANTISED = re.compile(r"(-unsloth)?-bnb-[48]bit$")  # how the names of quantised copies of a model end

@@ -17,6 +17,7 @@ NAMES = [
     "tokenizer.json",
     "generation_config.json",
     "README.md",
+    "anchor_gates.tensors",
 ]
 
 

@@ -1,6 +1,7 @@
 """`lexperts train expert`: what is trained and saved, texts and chats, anchors, adapters, and merging the results."""
 
 import json
+import os
 import re
 import shutil
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from merge_tools import MergeError, add, compose, inspect, remove
 from merge_tools.anchors import FILE
 from run_tools.errors import UserError
 from run_tools.pretrained import PACKAGED
+from tests.loopback_hub import LoopbackHub
+from tests.merge_tools.conftest import run_python
 from tests.recipes.helpers import TINY, KilledError, fails, kill_after_a_checkpoint, run_main, write_rows
 
 CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
@@ -227,6 +230,31 @@ def test_gates_that_were_not_learned_beside_this_base_are_refused(base, rows, tm
         compose({**recipe, "base_model": str(base), "experts": [str(one), str(plain)]}, tmp_path / "out")
     with pytest.raises(MergeError, match="one: .*beside another base"):
         compose({**recipe, "base_model": str(plain), "experts": [str(one), str(plain)]}, tmp_path / "out")
+
+
+def test_an_anchored_expert_is_pushed_in_the_layout_that_merges(base, rows, tmp_path):
+    options = ("--anchor", "--save-strategy", "steps", "--save-steps", 1, "--hub-strategy", "checkpoint")
+    pushed = ("--push-to-hub", "--hub-model-id", "tester/birds")
+    with LoopbackHub() as hub:
+        environment = {**os.environ, **hub.env, "HF_HOME": str(tmp_path / "cache")}
+        command = ("-m", "lexperts", "train", "expert", *options_on(base, rows, tmp_path / "birds", *options, *pushed))
+        run_python(*command, env=environment)
+        repository = hub.repos["model", "tester/birds"]
+        recipe = {"base_model": str(base), "gate_mode": "anchor", "average": "base", "include_base": True}
+        (tmp_path / "recipe.json").write_text(json.dumps({**recipe, "experts": ["tester/birds"]}))
+        run_python("-m", "lexperts", "merge", "compose", tmp_path / "recipe.json", tmp_path / "out", env=environment)
+    for commit in repository.commits.values():
+        assert not any(name.startswith(("last-checkpoint", "checkpoint-")) for name in commit["tree"])
+        if stored := commit["tree"].get("model.safetensors"):
+            assert stored[0] == (tmp_path / "birds" / "model.safetensors").read_bytes() and FILE in commit["tree"]
+    tree = repository.commits[repository.branches["main"]]["tree"]
+    for name in ("model.safetensors", FILE, "README.md", "config.json", "tokenizer.json"):
+        assert tree[name][0] == (tmp_path / "birds" / name).read_bytes()
+    assert "gate_mode: anchor" in tree["README.md"][0].decode()
+    assert set(load_file(tmp_path / "birds" / "model.safetensors")) == set(load_file(base / "model.safetensors"))
+    compose({**recipe, "experts": [str(tmp_path / "birds")]}, tmp_path / "local")
+    ours, theirs = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "local"))
+    assert ours == theirs
 
 
 def test_texts_are_joined_and_cut_into_windows(tokenizer, tmp_path):

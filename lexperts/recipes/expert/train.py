@@ -39,8 +39,8 @@ class AnchoredTrainer(Trainer):
     base_digest = ""
 
     def save_model(self, output_dir=None, _internal_call: bool = False):
-        """As in the Trainer. Checkpoints hold the gates too, with which training resumes."""
-        if _internal_call or not self.args.should_save:
+        """As in the Trainer. Checkpoints, which have a folder of their own, hold the gates too, with which training resumes."""
+        if (_internal_call and output_dir) or not self.args.should_save:
             return super().save_model(output_dir, _internal_call)
         weights = self.model.state_dict()
         gates = {name: weight.detach().cpu().contiguous() for name, weight in weights.items() if GATE in name}
@@ -48,6 +48,14 @@ class AnchoredTrainer(Trainer):
         self.model.save_pretrained(folder, state_dict={k: v for k, v in weights.items() if k not in gates})
         self.processing_class.save_pretrained(folder)
         save_file(gates, f"{folder}/{anchors.FILE}", {anchors.BASE: self.base_digest})
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def create_model_card(self, *args, **kwargs):
+        """Keeps the card of `CardCallback` when the expert is pushed."""
+
+    def _push_from_checkpoint(self, checkpoint_folder):
+        """Pushes no checkpoint, in whose layout an expert cannot be merged; the expert is pushed when it is saved."""
 
 
 class AdapterTrainer(CheckpointTrainer):
