@@ -119,7 +119,7 @@ def moesumm_smollm2_few() -> str:
 
 
 def moesumm_smollm2_four() -> str:
-    """The backbone and deputies beside it, on four sets."""
+    """The backbone, MoeSumm, and deputies beside an unchanged main expert, on four sets."""
     return over_smollm2("moesumm_smollm2_four")
 
 
