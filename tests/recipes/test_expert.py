@@ -257,6 +257,18 @@ def test_an_anchored_expert_is_pushed_in_the_layout_that_merges(base, rows, tmp_
     assert ours == theirs
 
 
+@pytest.mark.parametrize("options", [(), ("--lora",)])
+def test_an_expert_is_pushed_with_its_card(options, base, rows, tmp_path):
+    pushed = ("--push-to-hub", "--hub-model-id", "tester/birds", *options)
+    with LoopbackHub() as hub:
+        environment = {**os.environ, **hub.env, "HF_HOME": str(tmp_path / "cache")}
+        command = options_on(base, rows, tmp_path / "birds", *pushed)
+        run_python("-m", "lexperts", "train", "expert", *command, env=environment)
+        repository = hub.repos["model", "tester/birds"]
+    card = repository.commits[repository.branches["main"]]["tree"]["README.md"][0]
+    assert b"## How to merge it" in card and card == (tmp_path / "birds" / "README.md").read_bytes()
+
+
 def test_texts_are_joined_and_cut_into_windows(tokenizer, tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("the bird\n\nthe boat is near\n")

@@ -31,7 +31,18 @@ from .card import CardCallback, name_base
 from .texts import make_windows
 
 
-class AnchoredTrainer(Trainer):
+class KeepsCard:
+    """A Trainer that pushes the card of `CardCallback`; the stock one would write another."""
+
+    def create_model_card(self, *args, **kwargs):
+        """Writes nothing."""
+
+
+class ExpertTrainer(KeepsCard, CheckpointTrainer):
+    """Of an expert that is a dense model."""
+
+
+class AnchoredTrainer(KeepsCard, Trainer):
     """Saves the expert in the layout of a dense model, and the gates between it and its frozen copy in a file of their own, which names
     the base by its digest.
     """
@@ -51,14 +62,11 @@ class AnchoredTrainer(Trainer):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def create_model_card(self, *args, **kwargs):
-        """Keeps the card of `CardCallback` when the expert is pushed."""
-
     def _push_from_checkpoint(self, checkpoint_folder):
         """Pushes no checkpoint, in whose layout an expert cannot be merged; the expert is pushed when it is saved."""
 
 
-class AdapterTrainer(CheckpointTrainer):
+class AdapterTrainer(ExpertTrainer):
     """Saves an adapter with a card that names no local folder, before it is pushed."""
 
     base = ""
@@ -122,7 +130,7 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     model, tokenizer = load(model_args)
     files = {"train": data_args.train_files, "validation": data_args.validation_files}
     splits = {name: make_dataset(name, paths, tokenizer, data_args) for name, paths in files.items() if paths}
-    cls = AnchoredTrainer if model_args.anchor else AdapterTrainer if model_args.lora else None
+    cls = AnchoredTrainer if model_args.anchor else AdapterTrainer if model_args.lora else ExpertTrainer
     card = CardCallback(model_args)
     trainer = make_trainer(model, tokenizer, splits, training_args, cls, callbacks=[card])
     if model_args.lora:
