@@ -245,7 +245,8 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
         return HypernetSequenceClassifierOutput(loss=loss, logits=logits, **shared_fields(outputs))
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch) -> torch.Tensor:
-        total = torch.as_tensor(labels.numel() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        total = torch.as_tensor(count).clamp(min=1)
         problem, scores = self.config.problem_type, at_least_float32(logits)
         if problem == "regression" or (problem is None and self.config.num_labels == 1):
             return F.mse_loss(scores, labels.to(scores.dtype).view_as(scores), reduction="sum") / total

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 from modeling_hypernet import HypernetConfig, HypernetForTokenClassification, HypernetModel
@@ -193,3 +194,11 @@ def test_every_loss_of_classes_is_in_float64(problem, labels, tiny_hypernet, bat
     expected = loss(outputs.logits, target) / (1 if labels == 1 else target.numel())
     assert outputs.loss.dtype == torch.float64
     assert_close(outputs.loss, expected, rtol=1e-14, atol=0)
+
+
+def test_classes_that_are_not_known_are_not_counted(tiny_hypernet, batch):
+    model = tiny_hypernet("classes")
+    with torch.no_grad():
+        found = model(**batch, labels=torch.tensor([-100, 1, -100]))
+        assert_close(found.loss, F.cross_entropy(found.logits[1:2], torch.tensor([1])))
+        assert model(**batch, labels=torch.full((3,), -100)).loss == 0
