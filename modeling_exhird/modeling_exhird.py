@@ -224,10 +224,9 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
         states, words = encoded.last_hidden_state, input_ids if copy_ids is None else copy_ids
         if attention_mask is None:
             attention_mask = torch.ones_like(words)
-        # half of the minimum: scores may be added to it, and a document without words gives no nan
-        bias = states.new_zeros(attention_mask.shape).masked_fill(
-            attention_mask == 0, torch.finfo(states.dtype).min / 2
-        )
+        # half of the minimum of float16, which autocast may use: scores may be added to it, and a document without words gives no nan
+        lowest = torch.finfo(torch.float16).min / 2
+        bias = states.new_zeros(attention_mask.shape).masked_fill(attention_mask == 0, lowest)
         return EncoderMemory(states, bias, words)
 
     def encode(self, input_ids, attention_mask, copy_ids, **subwords) -> tuple[EncoderMemory, torch.Tensor]:

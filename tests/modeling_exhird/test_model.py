@@ -264,3 +264,14 @@ def test_a_configuration_has_the_tokenizers_ids(tokenizer_for, tmp_path):
     assert [config.resolved_decoder_init for config in configs] == ["mean", "last", "last", "mean", "mean"]
     assert [config.word_size for config in configs] == [300, 100, 100, 100, 100]
     assert ExhirdConfig(encoder_type="pretrained").text_config.model_type == "bert"
+
+
+@each_kind
+def test_a_row_of_padding_changes_no_other_under_float16_autocast(kind, tiny_exhird, batch_for):
+    model, batch = tiny_exhird(kind), batch_for(kind)
+    empty = {**batch, "attention_mask": batch["attention_mask"].clone()}
+    empty["attention_mask"][0] = 0
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+        expected, found = model(**batch).log_probs, model(**empty).log_probs
+    assert found.isfinite().all()
+    assert_close(found[1:], expected[1:], rtol=1e-2, atol=1e-2)
