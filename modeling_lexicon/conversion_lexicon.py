@@ -93,11 +93,12 @@ def fuse_expert_keys(
         else:
             parts.setdefault(target[0], []).append((key, *target[1:], tensor))
     for name, pieces in parts.items():
-        stacked = parameters[name].detach().clone()
-        _, expert, half, _ = pieces[0]
-        if strict and len(pieces) < (1 if expert is None else len(stacked)) * (1 if half is None else 2):
+        parameter, (_, expert, half, first) = parameters[name].detach(), pieces[0]
+        is_partial = len(pieces) < (1 if expert is None else len(parameter)) * (1 if half is None else 2)
+        if is_partial and (strict or parameter.is_meta):
             converted.update({key: tensor for key, *_, tensor in pieces})
             continue
+        stacked = parameter.clone() if is_partial else first.new_empty(parameter.shape)
         for _, expert, half, tensor in pieces:
             part = stacked if expert is None else stacked[expert]
             part = part if half is None else part.chunk(2)[half]

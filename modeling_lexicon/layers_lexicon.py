@@ -48,7 +48,7 @@ class RoutedModule(nn.Module):
     def gate_logits(self, x: torch.Tensor) -> torch.Tensor:
         """g = x W_gate, x (..., d) -> (..., E); minus infinity for experts that are not active."""
         logits = self.gate(x)
-        return logits if self.inactive is None else logits.index_fill(-1, self.inactive, -torch.inf)
+        return logits if self.inactive is None else logits.index_fill(-1, self.inactive.to(logits.device), -torch.inf)
 
     def prompt_logits(self, x: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
         """x (B, T, d), prompt (B, T) -> the mean of g over each row's prompt (B, E), in float32 (float64 for float64).
@@ -272,6 +272,7 @@ class RoutedModelMixin:
         inactive = sorted(set(range(E)) - chosen)
         for module in self.routed_modules():
             device = next(module.experts.parameters()).device
+            device = "cpu" if device.type == "meta" else device  # of weights that are offloaded between passes
             module.inactive = torch.tensor(inactive, device=device) if inactive else None
 
     def lora_config(self, **overrides):

@@ -28,7 +28,14 @@ from .experts_lexicon import LexiconExperts, LinearExperts
 from .generation_lexicon import embed, nearest_centroids
 from .layers_lexicon import LexiconDecoderLayer, RoutedModelMixin, last_token_positions
 from .low_rank_lexicon import LowRankExperts
-from .routing_lexicon import attach_to_cache, compute_aux_loss, make_routing, router_loss, with_virtual_tokens
+from .routing_lexicon import (
+    at_least_float32,
+    attach_to_cache,
+    compute_aux_loss,
+    make_routing,
+    router_loss,
+    with_virtual_tokens,
+)
 from .saving_lexicon import SelfContainedCheckpointMixin
 
 
@@ -404,8 +411,14 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         logits = self.score(states[torch.arange(len(states), device=states.device), last.to(states.device)])  # (B, C)
         loss = share = None
         if labels is not None:
-            share, _ = share_of_labels(labels.reshape(len(labels), -1), num_items_in_batch)
-            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=config) * share.sum()
+            share, total = share_of_labels(labels.reshape(len(labels), -1), num_items_in_batch)
+            single = config.problem_type in (None, "single_label_classification") and config.num_labels > 1
+            if single and labels.dtype == torch.long and labels.dim() == 1:
+                scores = at_least_float32(logits)
+                loss = F.cross_entropy(scores, labels.to(scores.device), reduction="sum") / total.to(scores.device)
+            else:
+                loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=config)
+                loss = loss * share.sum().to(loss.device)
         fields = shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits)
         return LexiconSequenceClassifierOutput(logits=logits, **fields)
 
@@ -414,7 +427,7 @@ def share_of_labels(labels: torch.Tensor, num_items_in_batch) -> tuple[torch.Ten
     """labels (B, n) -> each row's part of the step's labels (B,), and the number of these labels."""
     count = (labels != -100).sum(1)
     total = torch.as_tensor(count.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-    return count / total, total
+    return count / total.to(count.device), total
 
 
 def shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits) -> dict:
@@ -425,7 +438,8 @@ def shared_fields(config, outputs, loss, share, attention_mask, domain_ids, outp
     if output_router_logits or (loss is not None and config.router_aux_loss_coef):
         aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
     if loss is not None:
-        loss = loss + router_loss(config, outputs, aux_loss, domain_ids, share)
+        own = router_loss(config, outputs, aux_loss, domain_ids, share)
+        loss = loss + (own.to(loss.device) if torch.is_tensor(own) else own)
     fields = {name: outputs[name] for name in (CACHE, "hidden_states", "attentions") if name in outputs}
     if output_router_logits:
         fields |= {"aux_loss": aux_loss, "router_logits": outputs.router_logits, "expert_index": outputs.expert_index}

@@ -95,7 +95,8 @@ class LayerRouting:
 
     def _domain(self, module, x):
         routing, fixed = self.routing, self.routing.fixed_domain
-        if fixed is not None and module.inactive is not None and torch.isin(fixed.index, module.inactive).any():
+        inactive = None if module.inactive is None or fixed is None else module.inactive.to(fixed.index.device)
+        if inactive is not None and torch.isin(fixed.index, inactive).any():
             raise ValueError(
                 f"domain_ids has an expert that is not active, {module.inactive.tolist()}. Choose others, or call "
                 "set_active_experts(None)."
@@ -305,9 +306,10 @@ def router_loss(config, outputs, aux_loss, domain_ids, share: torch.Tensor) -> t
     """Router losses, weighted by `share` (B,), each row's part of the step's labels (exact under gradient accumulation)."""
     loss = 0.0
     if aux_loss is not None and config.router_aux_loss_coef:
-        loss = config.router_aux_loss_coef * share.sum() * aux_loss
+        loss = config.router_aux_loss_coef * share.sum() * aux_loss.to(share.device)
     if config.routing_policy == "domain" and domain_ids is not None and outputs.router_logits:
         # the domain gate learns these ids
-        gate_loss = F.cross_entropy(outputs.router_logits[0], domain_ids.to(share.device), reduction="none")  # (B,)
+        logits = outputs.router_logits[0].to(share.device)
+        gate_loss = F.cross_entropy(logits, domain_ids.to(share.device), reduction="none")  # (B,)
         loss = loss + (gate_loss * share).sum()
     return loss

@@ -106,12 +106,13 @@ class LanguageModelMixin:
         generation = token_losses(logits.flatten(0, 1), labels, smoothing) if smoothing else full
         real = labels != -100
         total = torch.as_tensor(real.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+        total = total.to(generation.device)
         generation_loss = generation.sum() / total
         if not coef:
             return {"loss": generation_loss, "generation_loss": generation_loss}
         main = full  # without deputies both are the same model, and m_t = 0
         if main_states is not None:
-            main_states = main_states.flatten(0, 1)
+            main_states = main_states.flatten(0, 1).to(real.device)  # of a split model, the last layer's device differs
             if not torch.compiler.is_compiling():  # logits of the real tokens only, since the vocabulary is large
                 main_states, labels, full = main_states[real], labels[real], full[real]
             main = token_losses(self._lm_logits(main_states), labels)

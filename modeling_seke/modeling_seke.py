@@ -244,7 +244,7 @@ class SekeModel(SekePreTrainedModel):
             input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, return_dict=True, **kwargs
         )
         states = outputs.last_hidden_state  # (B, S, d)
-        mask = attention_mask if attention_mask is not None else states.new_ones(states.shape[:2])
+        mask = states.new_ones(states.shape[:2]) if attention_mask is None else attention_mask.to(states.device)
         tokens = PackedTokens(mask) if packed_tokens is None else packed_tokens
         if self.style_embedding is not None:
             rows = states.new_zeros(len(states), dtype=torch.long) if style_ids is None else style_ids
@@ -353,9 +353,11 @@ class SekeForTokenClassification(SekeModel):
 
     def _loss(self, logits, labels, router_logits, expert_index, num_items_in_batch):
         """Cross-entropy plus router losses, both divided by the number of labels in the whole step."""
-        config, labels = self.config, labels.flatten()
+        config, labels = self.config, labels.flatten().to(logits.device)
         count = (labels != -100).sum()
-        total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
+        total = (
+            torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch).clamp(min=1).to(logits.device)
+        )
         scores = logits.flatten(0, 1).to(float32_or_more(logits))
         loss = F.cross_entropy(scores, labels, label_smoothing=config.label_smoothing, reduction="sum")
         loss = loss / total

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from torch.testing import assert_close
 
 from .conftest import each_of_few_layers, each_policy, tiny_lexicon
@@ -58,3 +59,13 @@ def test_domain_ids_of_an_expert_that_is_off_are_an_error(prompts):
 def test_unknown_experts_are_named(experts):
     with pytest.raises(ValueError, match=r"law, music, sport, art, or indices from 0 to 3"):
         tiny_lexicon(expert_names=NAMES).set_active_experts(experts)
+
+
+def test_an_offloaded_model_leaves_experts_out(prompts):
+    model = tiny_lexicon()
+    model.set_active_experts([0, 2])
+    with torch.no_grad():
+        expected = model(**prompts).logits
+        offloaded = cpu_offload(tiny_lexicon(), execution_device="cpu")
+        offloaded.set_active_experts([0, 2])
+        torch.testing.assert_close(offloaded(**prompts).logits, expected)

@@ -163,3 +163,22 @@ def test_state_dicts_of_both_layouts_load_and_lacks_are_named(tmp_path):
     other.load_state_dict(lacking, strict=False)
     found, given = other.model.layers[0].mlp.experts.down_proj, model.model.layers[0].mlp.experts.down_proj
     assert torch.equal(found[[0, 1, 3]], given[[0, 1, 3]]) and torch.equal(found[2], own[2])
+
+
+@pytest.mark.parametrize("layers", ["mlp", "two linears"])
+def test_the_layout_on_disk_is_assigned_to_a_model_without_weights(layers, tmp_path):
+    model = tiny_lexicon(layers=layers).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    on_disk = load_file(tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    empty.load_state_dict(on_disk, assign=True)
+    found = dict(empty.named_parameters())
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, weight in model.named_parameters():
+        assert found[name].dtype == torch.bfloat16 and torch.equal(found[name], weight)
+    key = next(key for key in on_disk if ".experts." in key)
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        empty.load_state_dict({name: weight for name, weight in on_disk.items() if name != key}, assign=True)

@@ -65,6 +65,15 @@ def test_the_classifiers_loss_has_the_router_loss_and_adds_up(prompts):
         assert_close(owing(**prompts, labels=labels).loss, plain.loss + 0.1 * plain.aux_loss)
 
 
+def test_rows_without_a_label_are_not_counted(prompts):
+    model = tiny_lexicon(LexiconForSequenceClassification, num_labels=3)
+    one = model(**prompts, labels=torch.tensor([-100, 1, -100]))
+    assert_close(one.loss, F.cross_entropy(one.logits[1:2], torch.tensor([1])))
+    none = model(**prompts, labels=torch.full((3,), -100), num_items_in_batch=4).loss
+    none.backward()
+    assert none == 0 and all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_rows_whose_end_is_not_known_are_refused():
     model = tiny_lexicon(LexiconForSequenceClassification, pad_token_id=None)
     with pytest.raises(ValueError, match="batch of 2 rows without attention_mask"):

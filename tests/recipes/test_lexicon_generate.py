@@ -31,6 +31,7 @@ from tests.recipes.lexicon_helpers import is_tool, kind_rows, save_embedder
 
 TINY = {**helpers.TINY, "initializer_range": 0.2}
 ROWS = kind_rows(0, 10)
+TERMS = [{name: row[name] for name in ("term", "context")} for row in ROWS]
 
 
 @pytest.fixture(scope="module")
@@ -479,13 +480,13 @@ def test_signs_that_break_lines_elsewhere_are_kept(run, folder, tmp_path):
 
 def test_terms_of_a_file_are_defined_and_resumed(folder, tmp_path, monkeypatch):
     """`lexperts define terms` writes what the pipeline returns, also after an interruption."""
-    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    source, output = write_rows(tmp_path / "in.jsonl", TERMS), tmp_path / "out.jsonl"
     command = ["terms", str(source), str(output), "-m", str(folder / "dense")]
     command += ["--max-new-tokens", "6", "--batch-size", "4", "--block-size", "4"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0 and "10 documents in" in result.output, result.output
     define = pipeline("definition-modeling", model=str(folder / "dense"), max_new_tokens=6)
-    expected = [row | one for row, one in zip(ROWS, define(ROWS), strict=True)]
+    expected = [row | one for row, one in zip(TERMS, define(TERMS), strict=True)]
     assert [line["definition"] for line in read_rows(output)] == [line["definition"] for line in expected]
     whole = output.read_bytes()
     output.unlink()
@@ -504,7 +505,7 @@ def test_terms_of_a_file_are_defined_and_resumed(folder, tmp_path, monkeypatch):
 
 
 def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_reported(folder, tmp_path, monkeypatch):
-    rows = [*ROWS[:6], {"term": "axe", "context": None}]
+    rows = [*TERMS[:6], {"term": "axe", "context": None}]
     source, whole, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     options = ["-m", str(folder / "dense"), "--max-new-tokens", "6", "--best-of", "2", "--block-size", "3"]
     with monkeypatch.context() as patch:
@@ -517,6 +518,13 @@ def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_rep
         assert done.exit_code == 0 and "1 could not be processed" in done.output, done.output
     assert output.read_bytes() == whole.read_bytes()
     assert read_rows(output)[6] == rows[6] | {"error": "its context is None, not a text"}
+
+
+def test_a_definition_of_the_source_is_not_replaced(folder, tmp_path):
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    error = CliRunner().invoke(app, ["terms", str(source), str(output), "-m", str(folder / "dense")])
+    assert error.exit_code == 2 and "row 1: it has a column 'definition', which is the name of a result" in error.stderr
+    assert not output.exists()
 
 
 def test_a_file_without_the_columns_names_no_option_that_the_command_lacks(folder, tmp_path):
