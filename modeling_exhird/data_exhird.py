@@ -86,7 +86,7 @@ def signs_of(text: str) -> str:
 
 
 def find_text(phrase: str, text: str) -> tuple[int, int] | None:
-    """The first place of a phrase in a text as it is written, except for case and spaces: start and end."""
+    """The first place of a phrase in a text in this spelling, except for case and spaces: start and end."""
     pattern = r"\s+".join(map(re.escape, phrase.split()))
     found = re.search(rf"(?<!\w){pattern}(?!\w)", text, re.IGNORECASE)
     return found and found.span()

@@ -21,7 +21,7 @@ def strip_word(word: str) -> str:
     return word[kept[0] : kept[-1] + 1] if kept else word
 
 
-# A word and a term's word, each as it is written and stripped: the same in both, in the second, or in another form.
+# A word and a term's word, each as written and stripped: the same in both, in the second, or in another form.
 WAYS = (
     lambda word, own: own[0] in word[0] and word[1] == own[1],  # C++ before C
     lambda word, own: word[1] == own[1],

@@ -125,7 +125,7 @@ def test_parameters_at_bart_large_are_those_of_the_formula():
 
 @pytest.mark.parametrize("rows", [None, [0, 2]])
 def test_a_layer_on_another_device_than_the_ids_routes_there(rows):
-    """As the layers of a model with a device_map are; "meta" stands for the other device."""
+    """As the layers of a model with a device_map are; "meta" is the other device."""
     config = MoeSummConfig(text_config=BartConfig(d_model=6), datasets=["news", "mail"])
     config._experts_implementation = "batched_mm"
     layer = DeputyFeedForward(config, 6, 5, nn.GELU(), 0.0).to("meta")

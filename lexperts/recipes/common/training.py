@@ -123,7 +123,7 @@ def best_evaluation(state, metric: str) -> dict:
 
 
 def trainer_options(model, args, rows: dict, collator, tokenizer, callbacks: Iterable[TrainerCallback] = ()) -> dict:
-    """The arguments that all Trainers get; rows of the splits "train" and, if there are any, "validation". No training goes on with
+    """The arguments that all Trainers get; rows of the splits "train" and, if there are any, "validation". No training continues with
     weights that are not finite.
     """
     options = {"model": model, "args": args, "data_collator": collator, "processing_class": tokenizer}

@@ -29,7 +29,7 @@ def load_documents(args: KeyphraseDataArguments) -> dict[str, dict[str, list]]:
 
 def load_texts(args: ClassificationDataArguments) -> tuple[dict[str, list[dict]], list[str]]:
     """Rows of each split, with classes as numbers, and the names of the classes. Raises a `ValueError` for labels of several types, and
-    for one that is no class.
+    for an unknown class.
     """
     required = (args.text_column, args.label_column)
     rows = load_splits(args, required, "fancyzhx/ag_news", CLASSIFICATION_EXAMPLE, CLASSIFICATION_HINT)
