@@ -439,7 +439,7 @@ def shared_fields(config, outputs, loss, share, attention_mask, domain_ids, outp
         aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
     if loss is not None:
         own = router_loss(config, outputs, aux_loss, domain_ids, share)
-        loss = loss + (own.to(loss.device) if torch.is_tensor(own) else own)
+        loss = loss + (own.to(loss.device) if isinstance(own, torch.Tensor) else own)
     fields = {name: outputs[name] for name in (CACHE, "hidden_states", "attentions") if name in outputs}
     if output_router_logits:
         fields |= {"aux_loss": aux_loss, "router_logits": outputs.router_logits, "expert_index": outputs.expert_index}
