@@ -55,21 +55,20 @@ class CandidateSet:
         self.synonyms, seen = {}, {}
         for name, others in named:
             _check_phrases(others, f"{where}[{name!r}]")
-            phrases = list(
-                dict.fromkeys((name, *others))
-            )  # also those that differ by case alone: `match_case` may tell them apart
-            for phrase in phrases:
+            phrases, own = list(dict.fromkeys((name, *others))), {}
+            for phrase in phrases:  # also those that differ by case alone: `match_case` may tell them apart
                 words = normalise(phrase), phrase if _is_acronym(phrase) else None
                 if not words[0]:
                     raise ValueError(
                         f"{where} has the empty phrase {phrase!r}. Leave it out, or pass a phrase with words."
                     )
-                if seen.get(words, name) != name:
+                if words in seen:
                     raise ValueError(
                         f"{where} has {phrase!r} twice: for {seen[words]!r} and for {name!r}. Leave one of them out; phrases "
                         "that mean the same can be synonyms of one name: {'graph cut': ['minimum cut']}."
                     )
-                seen[words] = name
+                own[words] = name
+            seen |= own
             self.synonyms[name] = phrases
         self._indices = {}
 

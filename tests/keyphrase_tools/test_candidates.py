@@ -216,6 +216,7 @@ def test_lists_of_documents_stay_with_them_in_any_block_and_batch(lookup):
         ([""], ValueError, "candidates has the empty phrase ''"),
         (["graph", " - "], ValueError, "candidates has the empty phrase ' - '"),
         ({"graph": [" "]}, ValueError, "candidates has the empty phrase ' '"),
+        (["a", "a"], ValueError, "candidates has .a. twice"),
         (["graph", "Graph"], ValueError, "candidates has 'Graph' twice: for 'graph' and for 'Graph'"),
         (["semi-supervised", "semi supervised"], ValueError, "'semi supervised' twice"),
         ({"a": ["b"], "c": ["b"]}, ValueError, "candidates has 'b' twice: for 'a' and for 'c'"),
