@@ -69,6 +69,8 @@ class KeyphraseExtractor:
     ```
     """
 
+    results = ("keyphrases",)
+
     def __init__(
         self,
         model: str | Path | KeyphraseExtractionPipeline | None = None,

@@ -110,6 +110,8 @@ def as_written(phrases, mentions=False) -> list[dict]:
 class Lengths:
     """Adds the length of each text."""
 
+    results = ("length",)
+
     def describe(self):
         return {}
 

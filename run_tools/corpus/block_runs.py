@@ -33,6 +33,10 @@ COMMAND = "run over a corpus"
 class Process(Protocol):
     """What a run does with documents. Objects are pickled for Ray, so they load their models in `describe` or on first use."""
 
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the values to add, as far as they do not depend on options; `error` is not among them."""
+
     def describe(self) -> dict:
         """Everything on which results depend, as JSON. Loads the model and raises errors of its options."""
 
@@ -133,7 +137,7 @@ def process_blocks(
 
         blocks = corpus.blocks(block_size, out.blocks(), skip, is_new if known else None)
         if corpus.keep is None:
-            blocks = check_columns(blocks, result_names(process, out.path) - {"error"}, corpus.source)
+            blocks = check_columns(blocks, result_names(process, out.path), corpus.source)
         for block, results in engine.run(blocks, bar.update):
             lines = "".join(format_row(kept, added) for kept, added in merge_rows(corpus, block, results))
             out.write_block(block.start, block.end, lines)
@@ -145,11 +149,8 @@ def process_blocks(
 
 
 def result_names(process: Process, output: Path) -> set[str]:
-    """The names of the values that a process adds, as far as they are known."""
-    try:
-        names = set(process.types())
-    except ImportError:  # without pyarrow
-        return set()
+    """The names of the values that a process adds, besides `error`."""
+    names = set(process.results)
     return names | ({"scores"} if output.suffix in DELIMITERS and "keyphrases" in names else set())
 
 
@@ -167,7 +168,7 @@ def check_columns(blocks: Iterable[Block], results: set[str], source: str) -> It
 
 def check_kept(corpus: Corpus, process: Process, output: Path) -> None:
     """Raises a `ValueError` if a column of the source that is kept has the name of a result."""
-    results = result_names(process, output)
+    results = result_names(process, output) | {"error"}
     if corpus.id_column != "id":
         results.add("id")
     if taken := [name for name in corpus.keep or () if name in results]:

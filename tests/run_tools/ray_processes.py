@@ -13,6 +13,8 @@ def kill() -> None:
 class Counts:
     """The number of words of each document. Can kill its process: at a document, or when it loads; the first time or always."""
 
+    results = ("words", "loaded")
+
     def __init__(self, fatal=None, mark=None, differs=False):
         self.fatal, self.mark, self.differs, self.is_loaded = fatal, mark, differs, False
 

@@ -26,6 +26,9 @@ import keyphrase_tools
 from keyphrase_tools.clean_text import clean
 from keyphrase_tools.extractor import KeyphraseExtractor
 from lexperts.cli.keyphrases import app
+from lexperts.recipes.exhird.generate_file import GenerationProcess
+from lexperts.recipes.lexicon.define_file import DefinitionProcess
+from lexperts.recipes.moesumm.batch_summaries import SummaryProcess
 from run_tools import claims, files, resume
 from run_tools.claims import Claim, FileEntry
 from run_tools.corpus import block_runs, engines, parquet_output
@@ -123,6 +126,7 @@ from run_tools.corpus.block_runs import run_blocks
 from run_tools.corpus.documents import Corpus
 
 class Slow:
+    results = ("length",)
     def describe(self): return {}
     def types(self): return {"length": None}
     def process_rows(self, rows, progress):
@@ -401,6 +405,25 @@ def test_a_result_replaces_no_column_of_the_source(tmp_path):
         run(source, tmp_path / "out.jsonl", keep=None)
     assert not (tmp_path / "out.jsonl").exists()
     assert run(source, tmp_path / "others.jsonl", keep=[])[:2] == (3, 0)
+
+
+def test_a_column_of_the_source_is_safe_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": "graph", "length": "of the source"}])
+    for keep, message in ((None, "a column 'length', which is the name"), (["length"], "--keep length is the name")):
+        with pytest.raises(ValueError, match=message):
+            run(source, tmp_path / f"{keep}.jsonl", keep=keep)
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        KeyphraseExtractor(), DefinitionProcess(None, None, 8, None, 1, {}), SummaryProcess(None, "text", None, None, 8, None, {}),
+        GenerationProcess(None, "text", None, 8, None, {}),
+    ],
+)  # fmt: skip
+def test_processes_name_what_they_add(process):
+    assert {*process.results, "error"} == process.types().keys()
 
 
 def test_row_groups_of_long_texts_are_smaller(tmp_path, monkeypatch):

@@ -38,6 +38,8 @@ class GenerationProcess:
         embedder, embedding_cache: for these.
     """
 
+    results = ("keyphrases",)
+
     model: str | None
     text_column: str
     title_column: str | None

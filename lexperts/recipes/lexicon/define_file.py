@@ -22,6 +22,8 @@ class DefinitionProcess:
         options: of the pipeline definition-modeling.
     """
 
+    results = ("definition", "score")
+
     model: str | None
     reward_model: str | None
     batch_size: int

@@ -23,6 +23,8 @@ class SummaryProcess:
         options: of `Summarizer`, such as `max_length` and `num_beams`.
     """
 
+    results = ("summary_text",)
+
     model: str | None
     text_column: str
     dataset: str | None
