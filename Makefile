@@ -19,7 +19,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 quickstart test test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility demo-check wheels release-check clean
+.PHONY: help demo demo-smollm2 quickstart test test-all test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility demo-check wheels release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -35,6 +35,9 @@ quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with i
 
 test: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-all: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the suite with the tests that take minutes
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" $(ARGS)
 
 test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
 	PYTHONPATH=. $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(CORE_TESTS) $(ARGS)

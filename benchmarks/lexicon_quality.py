@@ -26,7 +26,6 @@ from timing import describe
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lexperts.recipes.common.perplexity import definition_losses, perplexity
-from lexperts.recipes.lexicon.routing_report import routing_of, routing_sums, summarise
 from lexperts.recipes.lexicon.training import tokenize_rows
 from modeling_lexicon.data_lexicon import DataCollatorForDefinitions, format_prompt
 from run_tools.definition_rows import load_definition_rows
@@ -107,7 +106,7 @@ def final_model(report: dict) -> Path:
 
 @torch.no_grad()
 def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
-    """Perplexity of the rows' definitions, and the mean entropy of the routers as a share of the largest."""
+    """Perplexity of the rows' definitions."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     model.to(gpu_or_cpu())
     policy = getattr(model.config, "routing_policy", None)
@@ -117,18 +116,7 @@ def measure_model(folder: Path, rows: list[dict]) -> dict[str, float]:
         rows = [{**row, "domain": domain} for row, domain in zip(rows, domains, strict=True)]
     columns, _ = tokenize_rows(rows, tokenizer, 128)
     collator = DataCollatorForDefinitions(tokenizer)
-    scores = {"perplexity": perplexity(definition_losses(model, columns, collator))}
-    if policy in (None, "domain"):
-        return scores
-    sums = []
-    for start in range(0, len(columns["row"]), 64):
-        rows = range(start, min(start + 64, len(columns["row"])))
-        batch = collator([{name: columns[name][i] for name in ("input_ids", "labels")} for i in rows])
-        batch = {name: x.to(model.device) for name, x in batch.items()}
-        outputs = model(**batch, output_router_logits=True)
-        sums.append(routing_sums(*routing_of(outputs, model.config)[:2], batch["attention_mask"]).cpu())
-    layers = summarise(torch.cat(sums))
-    return scores | {"entropy": sum(layer["entropy_share"] for layer in layers) / len(layers)}
+    return {"perplexity": perplexity(definition_losses(model, columns, collator))}
 
 
 def measure(options, work: Path, rows: Path, base: Path, system: str, seed: int) -> dict:

@@ -28,9 +28,7 @@ from pathlib import Path
 import torch
 from common import Record, check_same_settings, evaluated, first_rows, make_parser, run_lexperts
 
-from lexperts.recipes.lexicon.steps import FOLDER
 from run_tools.files import write_file
-from run_tools.yaml_files import read_yaml
 
 DICTIONARIES = ("wordnet", "oxford", "urban")
 DENSE, PROMPTED = "experts_1", "prompted"
@@ -47,7 +45,6 @@ REWARD = {
 }  # fmt: skip
 SYSTEMS = ("main", DENSE, "paper")
 SPLITS = ("train", "validation", "test")
-ABLATIONS = read_yaml(FOLDER / "ablations.yml")
 
 
 def rows_of(options, name: str) -> dict[str, list[Path]]:
@@ -72,7 +69,7 @@ def recipe(options, name: str, system: str, seed: int) -> Path:
     files = {f"{split}_files": [str(path) for path in paths] for split, paths in rows.items()}
     changes = {"seed": seed, "best": None, "evaluate": None, **files}
     if options.gpu:
-        has_shared = ABLATIONS.get(system, {}).get("shared_finetune", True) is not None
+        has_shared = not system.startswith(("paper", "dense"))
         for section in ("expert", "shared_finetune") if has_shared else ("expert",):
             changes |= {f"{section}.use_cpu": False, f"{section}.per_device_eval_batch_size": 16}
         changes["plain.batch_size"] = 128

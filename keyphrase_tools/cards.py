@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
@@ -119,7 +118,7 @@ def describe_ranking(record: Mapping) -> list[str]:
 
 
 def describe_threshold(record: Mapping) -> list[str]:
-    """How epoch and threshold were chosen, what a score means, and the scores of each seed."""
+    """How epoch and threshold were chosen, and what a score means."""
     data, calibration = record["data"], record.get("calibration", {})
     selection = (
         f"The epoch and the threshold {record['threshold']:g} were selected by F1@10 on "
@@ -134,18 +133,7 @@ def describe_threshold(record: Mapping) -> list[str]:
     else:
         reason = calibration.get("error") or "no temperature was fitted"
         meaning = f"Scores rank keyphrases and are not calibrated probabilities: {reason.rstrip('.')}."
-    return [selection, meaning, *tabulate_seeds(record.get("seeds") or [])]
-
-
-def tabulate_seeds(seeds: list[Mapping]) -> list[str]:
-    """The scores of each seed, and their mean."""
-    names = [name for name in ("f1@5", "f1@10") if seeds and all(name in seed for seed in seeds)]
-    rows = [(seed["seed"], *(percent(seed[name]) for name in names)) for seed in seeds]
-    if len(seeds) > 1 and names:
-        values = [[100 * seed[name] for seed in seeds] for name in names]
-        rows.append(("mean ± standard deviation", *(f"{mean(v):.1f} ± {stdev(v):.1f}" for v in values)))
-    head = ("seed", *(name.upper() for name in names))
-    return ["Scores of each seed on the test documents:", make_table(head, rows)] if seeds else []
+    return [selection, meaning]
 
 
 def tabulate_data(record: Mapping) -> str:

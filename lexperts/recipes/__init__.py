@@ -31,10 +31,8 @@ TRAIN = {
     "hypernet-classes": Command("hypernet", "train_classification", "Train a title-conditioned text classifier."),
     "hypernet-qa": Command("hypernet", "train_qa", "Train a question-conditioned extractive reader."),
     "moesumm": Command("moesumm", "train", "Fine-tune one summariser for several domains (MoeSumm)."),
-    "moesumm-backbone": Command("moesumm", "pretrain", "Pretrain a small BART on unlabelled documents."),
     "lexicon-expert": Command("lexicon", "train_expert", "Fine-tune a Llama on definitions."),
     "lexicon-router": Command("lexicon", "tune_router", "Fine-tune the routers of a mixture on definitions."),
-    "lexicon-reward": Command("lexicon", "train_reward", "Train a reward model that chooses among definitions."),
 }
 EVALUATE = {
     "exhird": Command("exhird", "evaluate", "Generate keyphrases for test sets and score them."),
@@ -44,13 +42,9 @@ EVALUATE = {
         "Write summaries of test sets and compare systems by ROUGE and BERTScore.",
         "train,summaries",
     ),
-    "definitions": Command("lexicon", "evaluate", "Score generated definitions by up to six metrics.", "definitions"),
+    "definitions": Command("lexicon", "evaluate", "Score generated definitions by up to five metrics.", "definitions"),
 }
 DEFINE = {
-    "run": Command("lexicon", "run", "Run the whole recipe: clusters, experts, mixture, router, definitions, scores."),
     "prepare": Command("lexicon", "prepare", "Split public dictionaries into train, validation and test files."),
     "generate": Command("lexicon", "generate", "Write the definitions of a file of terms in context."),
-    "in-context": Command(
-        "lexicon", "in_context", "Write definitions with any causal LM, from examples in the prompt."
-    ),
 }

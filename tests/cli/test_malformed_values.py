@@ -107,18 +107,14 @@ RECIPES = {
     "train hypernet-classes": ("train_files", "output_dir"),
     "train hypernet-qa": ("train_files", "output_dir"),
     "train moesumm": ("model_name_or_path", "datasets", "output_dir"),
-    "train moesumm-backbone": ("datasets", "output_dir"),
     "train expert": ("model_name_or_path", "train_files", "output_dir"),
     "train lexicon-expert": ("model_name_or_path", "train_files", "output_dir"),
     "train lexicon-router": ("model_name_or_path", "train_files", "output_dir"),
-    "train lexicon-reward": ("model_name_or_path", "reward_base", "train_files", "output_dir"),
     "evaluate exhird": ("model", "test_files=NAME", "output_dir"),
     "evaluate moesumm": ("systems", "output_dir"),
     "evaluate definitions": ("files", "output_dir"),
-    "define run": ("config", "data", "work_dir"),
     "define prepare": ("sources", "output_dir"),
     "define generate": ("model_name_or_path", "test_files", "output"),
-    "define in-context": ("model_name_or_path", "test_files", "train_files", "output"),
 }
 
 

@@ -7,8 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer
+from tokenizers import processors
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+)
 
+from lexperts.recipes.common.training import train_bpe
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
 
 TINY = {
@@ -70,3 +79,19 @@ def save_tiny_llama(folder: Path) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **ids)).save_pretrained(folder)
+
+
+def save_tiny_bart(folder: Path, texts: list[str]) -> None:
+    """Saves a BART of a few thousand random weights with a tokenizer of these texts."""
+    torch.manual_seed(0)
+    bpe = train_bpe(texts, 320, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])  # the first four with BART's ids
+    bpe.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    names = {f"{name}_token": f"<{name}>" for name in ("pad", "unk", "mask")} | {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+    PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=96, **names).save_pretrained(folder)
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder")
+             for name, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))}  # fmt: skip
+    config = BartConfig(vocab_size=bpe.get_vocab_size(), d_model=16, max_position_embeddings=96, **sizes)
+    BartForConditionalGeneration(config).save_pretrained(folder)

@@ -64,7 +64,7 @@ def test_the_help_names_every_option(recipe, module, capsys):
         parse_command(recipe, module, ["--help"])
     text = capsys.readouterr().out
     assert ended.value.code == 0 and "Options:" in text
-    assert "lexperts " in text and "ablations," not in text
+    assert "lexperts " in text
     for cls in load_classes(recipe, module, with_training=False):
         for one in list_options(cls):
             assert re.search(rf"{one.flag}(?![\w-])", text) and len(one.help) > 10, one.name
@@ -76,13 +76,10 @@ CONFIGURATIONS = [(*command, name) for command in COMMANDS for name in config_na
 def test_every_yaml_file_is_a_configuration_of_one_command():
     files = {(path.parent.name, path.stem) for path in Path(recipes.__file__).parent.glob("*/*.yml")}
     configurations = [(recipe, name) for recipe, _, name in CONFIGURATIONS]
-    assert sorted(configurations) == sorted(file for file in files if file[1] != "ablations")
+    assert sorted(configurations) == sorted(files)
 
 
-# the configurations of `define run` are tested with it
-@pytest.mark.parametrize(
-    "recipe, module, name", [entry for entry in CONFIGURATIONS if entry[1] != "run"], ids=lambda value: value
-)
+@pytest.mark.parametrize("recipe, module, name", CONFIGURATIONS, ids=lambda value: value)
 def test_every_configuration_is_read_by_its_command(recipe, module, name):
     required = {key: value for key, value in required_by(recipe, module).items() if key != "from_scratch"}
     argv = [

@@ -1,15 +1,21 @@
 """Each file of examples/ runs for a few steps, offline, and leaves a model that opens."""
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, pipeline
 
 from run_tools.jsonl import read_jsonl
-from tests.recipes.helpers import save_tiny_llama
+from tests.recipes.helpers import read_rows, save_tiny_llama, write_rows
+from tests.recipes.lexicon_helpers import kind_rows, save_embedder
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
 DOCUMENT = read_jsonl(EXAMPLES / "corpus" / "test.jsonl")[0]
 TITLED = {"title": DOCUMENT["title"], "text": DOCUMENT["text"]}
 
@@ -52,3 +58,32 @@ def test_real_llamas_are_trained_and_merged_from_texts_that_everybody_has(tmp_pa
         part in printed for part in ("held-out tokens", "gain kept", "[reference] The try statement", "All of it took")
     )
     assert all((tmp_path / "out" / name).is_file() for name in ("kept.png", "map.png"))
+
+
+@pytest.mark.nightly
+def test_the_recipe_of_lm_lexicon_runs_and_resumes(tmp_path):
+    rows = kind_rows(0, 60)
+    save_tiny_llama(tmp_path / "base")
+    save_embedder(tmp_path / "embedder", rows)
+    write_rows(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "lexperts").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m lexperts "$@"\n')
+    (tmp_path / "lexperts").chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "SOURCE": f"kinds={tmp_path / 'rows.jsonl'}",
+        "MODEL": str(tmp_path / "base"),
+        "EMBEDDER": str(tmp_path / "embedder"),
+        "EXPERTS": "2",
+        "BEST_OF": "2",
+        "TRAINING": "--max-steps 2 --use-cpu true --report-to none",
+    }
+    for _ in range(2):  # what is finished is not made again
+        subprocess.run(["bash", EXAMPLES / "lm_lexicon.sh"], cwd=tmp_path, env=environment, check=True, timeout=600)
+        out = tmp_path / "runs" / "lm-lexicon"
+        scores = json.loads((out / "scores" / "scores.json").read_text())
+        assert scores["systems"].keys() == {"greedy", "best"}
+        assert len(read_rows(out / "best.jsonl")) == len(read_rows(out / "data" / "test.jsonl")) > 0
+        (out / "scores" / "scores.json").unlink()
+    assert AutoModelForCausalLM.from_pretrained(out / "tuned").config.num_local_experts == 2

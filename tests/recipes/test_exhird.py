@@ -7,13 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from transformers import AutoModel, pipeline
 
 from lexperts.recipes.exhird import evaluate, prepare, train
-from lexperts.recipes.exhird.arguments import ModelArguments
 from lexperts.recipes.exhird.schedule import PlateauSchedule, StopAfterRises
-from modeling_exhird import ExhirdConfig
 from tests.recipes.helpers import fails, write_rows
 
 FOLDER = Path(train.__file__).parent
@@ -169,23 +166,6 @@ def test_scores_count_repeats_and_both_kinds():
     assert scores["repeats"] == pytest.approx(1 / 3)
     assert (scores["present"]["#C@M"], scores["present"]["#Avg.Len"], scores["absent"]["#C@M"]) == (1, 1, 1)
     assert scores["present"]["F1@M"] == 1 and scores["present"]["F1@5"] == pytest.approx(2 * 0.2 / 1.2)
-
-
-def test_every_ablation_makes_a_valid_configuration():
-    ablations = yaml.safe_load((FOLDER / "ablations.yml").read_text())
-    settings = yaml.safe_load((FOLDER / "transformer_paper.yml").read_text())
-    names = set(ExhirdConfig.__dataclass_fields__)
-    for name in ablations:
-        model, training = ModelArguments(), SimpleNamespace(learning_rate=0.0)
-        for field, value in settings.items():
-            if hasattr(model, field):
-                setattr(model, field, value)
-        train.apply_ablation(name, model, training)
-        values = {field: value for field, value in vars(model).items() if field in names}
-        values["relative_attention"] = None if model.relative_attention == "off" else model.relative_attention
-        ExhirdConfig(vocab_size=100, **values)  # validates
-    with pytest.raises(ValueError, match="'table9' .* table3_bigru, "):
-        train.apply_ablation("table9", ModelArguments())
 
 
 def test_errors_that_the_user_can_fix_are_one_line(tmp_path):

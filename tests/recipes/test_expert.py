@@ -1,4 +1,4 @@
-"""`lexperts train expert`: what is trained and saved, texts and chats, anchors, adapters, and merging the results."""
+"""`lexperts train expert`: what is trained and saved, texts and chats, adapters, and merging the results."""
 
 import json
 import os
@@ -11,18 +11,16 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 from lexperts.recipes.expert import texts, train
-from lexperts.recipes.expert.anchor import add_anchors
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
-from merge_tools import MergeError, add, compose, inspect, remove
-from merge_tools.anchors import FILE
+from merge_tools import compose, inspect
 from run_tools.errors import UserError
 from run_tools.pretrained import PACKAGED
 from tests.loopback_hub import LoopbackHub
 from tests.merge_tools.conftest import run_python
-from tests.recipes.helpers import TINY, KilledError, fails, kill_after_a_checkpoint, run_main, write_rows
+from tests.recipes.helpers import TINY, fails, run_main, write_rows
 
 CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
 TEXTS = [{"text": f"the {thing} number {i} is near the {thing}"} for i in range(12) for thing in ("bird", "boat")]
@@ -82,11 +80,10 @@ def changed(base, folder):
     "options, trained",
     [
         ((), {"mlp"}),
-        (("--anchor",), {"mlp"}),
         (("--freeze", "embeddings"), {"mlp", "self_attn", "norm"}),
         (("--freeze", "nothing"), {"mlp", "self_attn", "norm", "embed", "lm_head"}),
     ],
-    ids=["shared", "anchor", "embeddings", "nothing"],
+    ids=["shared", "embeddings", "nothing"],
 )
 def test_only_what_is_not_frozen_changes(options, trained, base, rows, tmp_path):
     run = train_on(base, rows, tmp_path / "out", *options)
@@ -99,7 +96,7 @@ def test_only_what_is_not_frozen_changes(options, trained, base, rows, tmp_path)
 def test_experts_of_one_base_merge_without_a_change_of_what_they_share(base, rows, tmp_path):
     other = write_rows(tmp_path / "other.jsonl", [{"text": row["text"][::-1]} for row in TEXTS])
     one = train_on(base, rows, tmp_path / "one").folder
-    two = train_on(base, other, tmp_path / "two", "--anchor").folder
+    two = train_on(base, other, tmp_path / "two").folder
     specs = [{"source_model": str(one), "samples": str(rows)}, {"source_model": str(two), "samples": str(other)}]
     compose({"base_model": str(base), "experts": specs, "gate_mode": "ridge"}, tmp_path / "mixture")
     mixture, dense = load_file(tmp_path / "mixture" / "model.safetensors"), load_file(base / "model.safetensors")
@@ -108,9 +105,7 @@ def test_experts_of_one_base_merge_without_a_change_of_what_they_share(base, row
     assert inspect(tmp_path / "mixture")["confusion"]
 
 
-@pytest.mark.parametrize(
-    "options, library", [((), "transformers"), (("--lora",), "peft"), (("--anchor",), "transformers")]
-)
+@pytest.mark.parametrize("options, library", [((), "transformers"), (("--lora",), "peft")])
 def test_the_card_of_an_expert_has_the_licence_of_its_base_and_a_recipe(options, library, base, rows, tmp_path):
     licensed = shutil.copytree(base, tmp_path / "licensed")
     (licensed / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
@@ -160,101 +155,6 @@ def test_the_recipe_of_a_card_names_a_packaged_base_and_no_folder_of_this_machin
     compose({"base_model": "smollm2", "experts": experts}, tmp_path / "mixture")
     card = (tmp_path / "mixture" / "README.md").read_text()
     assert str(tmp_path) not in card and f"| plain | {PACKAGED['smollm2'].hub_id} |" in card
-
-
-def test_an_anchored_model_begins_as_its_base(base):
-    model = AutoModelForCausalLM.from_pretrained(base).eval()
-    ids = torch.arange(5, 20)[None]
-    before = model(ids).logits
-    add_anchors(model)
-    torch.testing.assert_close(model(ids).logits, before)
-
-
-@pytest.mark.parametrize("biases", [False, True])
-def test_an_anchored_mlp_is_a_mixture_with_its_frozen_copy(biases):
-    model = LlamaForCausalLM(LlamaConfig(**TINY, mlp_bias=biases)).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    mlp, x = model.model.layers[0].mlp, torch.randn(2, 3, TINY["hidden_size"])
-    frozen = mlp(x)
-    add_anchors(model)
-    with torch.no_grad():
-        mlp.up_proj.weight.add_(0.1)
-        torch.nn.init.normal_(mlp.anchor_gate.weight)
-    shares = (x @ mlp.anchor_gate.weight.T).softmax(-1)
-    trained = mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
-    torch.testing.assert_close(mlp(x), shares[..., :1] * frozen + shares[..., 1:] * trained)
-    mlp(x).sum().backward()
-    assert mlp.anchor_gate.weight.grad.abs().sum() > 0 and mlp.up_proj.weight.grad.abs().sum() > 0
-
-
-def test_an_anchored_training_that_was_killed_ends_as_if_it_had_not(base, rows, tmp_path, monkeypatch):
-    options = ("--anchor", "--save-strategy", "steps", "--save-steps", 1)
-    whole = train_on(base, rows, tmp_path / "whole", *options).folder
-    with monkeypatch.context() as patch:
-        kill_after_a_checkpoint(patch)
-        with pytest.raises(KilledError):
-            train_on(base, rows, tmp_path / "killed", *options)
-    resumed = train_on(base, rows, tmp_path / "killed", *options).folder
-    for name in ("model.safetensors", FILE):
-        one, other = load_file(whole / name), load_file(resumed / name)
-        assert set(one) == set(other) and all(torch.allclose(one[key], other[key], atol=1e-6) for key in one), name
-    assert any(gate.abs().sum() > 0 for gate in load_file(whole / FILE).values())
-
-
-def test_anchored_experts_merge_with_the_gates_that_they_have_learned(base, rows, tmp_path):
-    other = write_rows(tmp_path / "other.jsonl", [{"text": row["text"][::-1]} for row in TEXTS])
-    one = train_on(base, rows, tmp_path / "one", "--anchor").folder
-    two = train_on(base, other, tmp_path / "two", "--anchor").folder
-    recipe = {"base_model": str(base), "gate_mode": "anchor", "average": "base", "include_base": True}
-    compose({**recipe, "experts": [str(one), str(two)]}, tmp_path / "mixture")
-    gate = load_file(tmp_path / "mixture" / "model.safetensors")["model.layers.1.block_sparse_moe.gate.weight"]
-    learned = [load_file(folder / FILE)["model.layers.1.mlp.anchor_gate.weight"] for folder in (one, two)]
-    assert torch.equal(gate, torch.stack([*(rows[1] - rows[0] for rows in learned), torch.zeros(TINY["hidden_size"])]))
-    compose({**recipe, "include_base": False, "experts": [str(one), str(two)]}, tmp_path / "small")
-    add(tmp_path / "small", {"source_model": str(base), "name": "base"}, tmp_path / "added")
-    assert (tmp_path / "added" / "model.safetensors").read_bytes() == (
-        tmp_path / "mixture" / "model.safetensors"
-    ).read_bytes()
-    remove(tmp_path / "added", "base", tmp_path / "back")
-    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
-        tmp_path / "small" / "model.safetensors"
-    ).read_bytes()
-
-
-def test_gates_that_were_not_learned_beside_this_base_are_refused(base, rows, tmp_path):
-    one = train_on(base, rows, tmp_path / "one", "--anchor").folder
-    plain = train_on(base, rows, tmp_path / "plain").folder
-    recipe = {"gate_mode": "anchor", "average": "base"}
-    with pytest.raises(MergeError, match=f"plain: .*{FILE}, which does not exist.*--anchor"):
-        compose({**recipe, "base_model": str(base), "experts": [str(one), str(plain)]}, tmp_path / "out")
-    with pytest.raises(MergeError, match="one: .*beside another base"):
-        compose({**recipe, "base_model": str(plain), "experts": [str(one), str(plain)]}, tmp_path / "out")
-
-
-def test_an_anchored_expert_is_pushed_in_the_layout_that_merges(base, rows, tmp_path):
-    options = ("--anchor", "--save-strategy", "steps", "--save-steps", 1, "--hub-strategy", "checkpoint")
-    pushed = ("--push-to-hub", "--hub-model-id", "tester/birds")
-    with LoopbackHub() as hub:
-        environment = {**os.environ, **hub.env, "HF_HOME": str(tmp_path / "cache")}
-        command = ("-m", "lexperts", "train", "expert", *options_on(base, rows, tmp_path / "birds", *options, *pushed))
-        run_python(*command, env=environment)
-        repository = hub.repos["model", "tester/birds"]
-        recipe = {"base_model": str(base), "gate_mode": "anchor", "average": "base", "include_base": True}
-        (tmp_path / "recipe.json").write_text(json.dumps({**recipe, "experts": ["tester/birds"]}))
-        run_python("-m", "lexperts", "merge", "compose", tmp_path / "recipe.json", tmp_path / "out", env=environment)
-    for commit in repository.commits.values():
-        assert not any(name.startswith(("last-checkpoint", "checkpoint-")) for name in commit["tree"])
-        if stored := commit["tree"].get("model.safetensors"):
-            assert stored[0] == (tmp_path / "birds" / "model.safetensors").read_bytes() and FILE in commit["tree"]
-    tree = repository.commits[repository.branches["main"]]["tree"]
-    for name in ("model.safetensors", FILE, "README.md", "config.json", "tokenizer.json"):
-        assert tree[name][0] == (tmp_path / "birds" / name).read_bytes()
-    assert "gate_mode: anchor" in tree["README.md"][0].decode()
-    assert set(load_file(tmp_path / "birds" / "model.safetensors")) == set(load_file(base / "model.safetensors"))
-    compose({**recipe, "experts": [str(tmp_path / "birds")]}, tmp_path / "local")
-    ours, theirs = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "local"))
-    assert ours == theirs
 
 
 @pytest.mark.parametrize("options", [(), ("--lora",)])
@@ -357,15 +257,9 @@ def test_rows_that_cannot_be_learned_from(row, message, base, tmp_path):
     assert not (tmp_path / "out" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (("--lora", "--anchor"), "--anchor"),
-        (("--lora", "--freeze", "nothing"), "--freeze nothing"),
-    ],
-)
-def test_options_that_exclude_each_other(options, message, base, rows, tmp_path):
-    assert message in fails(train.main, *options_on(base, rows, tmp_path / "out", *options))
+def test_an_adapter_cannot_thaw_other_weights(base, rows, tmp_path):
+    given = options_on(base, rows, tmp_path / "out", "--lora", "--freeze", "nothing")
+    assert "--freeze nothing" in fails(train.main, *given)
 
 
 def test_a_model_of_another_family_is_refused(rows, tmp_path, tokenizer):

@@ -1,21 +1,18 @@
 """The hypernetwork's commands, on a tiny BERT and small texts."""
 
-import dataclasses
 import json
 from importlib import import_module
 
 import pytest
 import torch
-from torch.testing import assert_close
 from transformers import TrainingArguments, pipeline
 
 from lexperts.recipes.common.training import RecipeTrainer
 from lexperts.recipes.hypernet import systems
 from lexperts.recipes.hypernet.arguments import ClassificationDataArguments, ModelArguments
-from lexperts.recipes.hypernet.baselines import TitleGuidedModel
 from lexperts.recipes.hypernet.data import load_texts
 from lexperts.recipes.hypernet.squad_scores import squad_scores
-from modeling_hypernet import HypernetConfig, HypernetForTokenClassification
+from modeling_hypernet import HypernetForTokenClassification
 from tests.recipes.helpers import fails, write_rows
 
 FAST = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "8"]
@@ -48,9 +45,8 @@ def run(module, *arguments):
     import_module(f"lexperts.recipes.hypernet.{module}").main([str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("reader", ["hypernet", "bilstm", "title_guided", "plain"])
-def test_keyphrases_are_trained_and_scored_by_one_command(reader, backbone, files, tmp_path, capsys):
-    arguments = [*FAST, *EVALUATED, "--backbone", backbone, "--reader", reader, "--output-dir", tmp_path]
+def test_keyphrases_are_trained_and_scored_by_one_command(backbone, files, tmp_path, capsys):
+    arguments = [*FAST, *EVALUATED, "--backbone", backbone, "--output-dir", tmp_path]
     arguments += ["--max-length", "60", *files]
     run("train_keyphrases", *arguments)
     results = json.loads((tmp_path / "results.json").read_text())
@@ -60,12 +56,9 @@ def test_keyphrases_are_trained_and_scored_by_one_command(reader, backbone, file
     output = capsys.readouterr().out
     assert "9 documents in 9 windows" in output and "18 of 18" in output and "test, 12 documents" in output
     assert (tmp_path / "states-train" / "states.json").exists()
-    if reader == "hypernet":
-        extract = pipeline("keyphrase-extraction", model=str(tmp_path))
-        assert isinstance(extract({"title": "graph cut", "text": TEXT}), list)
-        assert extract.model.config.keyphrase_threshold == results["threshold"]
-    else:
-        assert not (tmp_path / "config.json").exists()
+    extract = pipeline("keyphrase-extraction", model=str(tmp_path))
+    assert isinstance(extract({"title": "graph cut", "text": TEXT}), list)
+    assert extract.model.config.keyphrase_threshold == results["threshold"]
 
 
 def test_by_default_the_best_epoch_is_kept(backbone, files, tmp_path, monkeypatch):
@@ -142,44 +135,6 @@ def test_documents_without_a_usable_keyphrase_end_the_command_before_training(sp
     options = ["--backbone", backbone, "--output-dir", tmp_path / "out", *files, f"--{split}-files", useless]
     message = fails(main, *options)
     assert f"--{split}-files" in message and "None of the 1 documents" in message and not (tmp_path / "out").exists()
-
-
-def test_readers_are_those_of_the_arguments():
-    (reader,) = (field for field in dataclasses.fields(ModelArguments) if field.name == "reader")
-    assert reader.type.__args__ == tuple(systems.MODELS)
-
-
-def test_the_title_guided_model_is_the_formula(backbone_config):
-    torch.manual_seed(0)
-    config = HypernetConfig(text_config=backbone_config("bert"), hidden_size=8)
-    model = TitleGuidedModel(config).eval()
-    u, v = torch.randn(2, 3, 32), torch.randn(2, 5, 32)
-    lengths = torch.tensor([3, 1]), torch.tensor([5, 4])
-    states, _ = model.encode_main(u, lengths[0], v, lengths[1])
-    for i in range(2):
-        title = model.reader["title"].rnn(u[i : i + 1, : lengths[0][i]])[0][0]
-        text = model.reader["text"].rnn(v[i : i + 1, : lengths[1][i]])[0][0]
-        gathered = torch.stack(
-            [(title * (title @ (model.reader["match"].weight @ t)).softmax(0)[:, None]).sum(0) for t in text]
-        )
-        merged = model.reader["merge"].rnn(torch.cat([text, gathered], -1)[None])[0][0]
-        assert_close(states[i, : lengths[1][i]], (text + merged) / 2)
-
-
-def test_a_new_title_guided_model_has_no_weights_from_memory(backbone):
-    args = ModelArguments(backbone, reader="title_guided", hidden_size=8)
-    first, second = (systems.build_model("keyphrases", args, backbone) for _ in range(2))
-    for name, weight in first.named_parameters():
-        if ".rnn." in name:
-            assert 0 < weight.abs().max() <= 4**-0.5 and not torch.equal(weight, second.get_parameter(name)), name
-
-
-def test_a_title_guided_model_reads_texts_without_a_title(backbone_config):
-    model = TitleGuidedModel(HypernetConfig(text_config=backbone_config("bert"), hidden_size=8))
-    u, v = torch.randn(2, 3, 32), torch.randn(2, 5, 32)
-    states, _ = model.encode_main(u, torch.tensor([3, 0]), v, torch.tensor([5, 4]))
-    states.sum().backward()
-    assert states.isfinite().all() and all(p.grad.isfinite().all() for p in model.reader.parameters())
 
 
 def test_the_backbone_has_a_separate_learning_rate(backbone, tmp_path):

@@ -86,13 +86,12 @@ def test_other_options_are_accepted_where_an_interrupted_training_has_saved_noth
     "path, content",
     [
         ("checkpoint-3/trainer_state.json", "{}"),
-        ("seed-1/checkpoint-3/trainer_state.json", "{}"),
-        ("first/run_settings.json", '{"finished": true}'),
+        ("draw_0/run_settings.json", '{"finished": true}'),
         ("draw_0/.news-5.jsonl.run.json", "{}"),
-        ("pairs_train.jsonl.parts/000000000000-000000000008.jsonl", "{}"),
+        ("draw_0/news-5.jsonl.parts/000000000000-000000000008.jsonl", "{}"),
     ],
 )
-def test_a_checkpoint_a_finished_stage_and_finished_rows_are_resumed(path, content, tmp_path):
+def test_a_checkpoint_a_finished_sample_and_finished_rows_are_resumed(path, content, tmp_path):
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text(content)
     assert describe_resuming(groups_of(tmp_path)) == RESUME
@@ -102,7 +101,7 @@ def test_a_checkpoint_a_finished_stage_and_finished_rows_are_resumed(path, conte
     "path, content",
     [
         ("checkpoint-3/trainer_state.json", '{"epoch": '),  # killed while it was written
-        ("seed-1/run_settings.json", '{"settings": {}}'),
+        ("draw_0/run_settings.json", '{"settings": {}}'),
         ("run_settings.json", '{"settings": {}}'),
     ],
 )
@@ -110,13 +109,6 @@ def test_what_is_not_complete_is_not_resumed(path, content, tmp_path):
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text(content)
     assert "start again" in describe_resuming(groups_of(tmp_path))
-
-
-def test_an_ablation_has_a_folder_of_its_own(tmp_path):
-    (tmp_path / "other/checkpoint-3").mkdir(parents=True)
-    (tmp_path / "other/checkpoint-3/trainer_state.json").write_text("{}")
-    assert "start again" in describe_resuming(groups_of(tmp_path, ablation="one"))
-    assert describe_resuming(groups_of(tmp_path, ablation="other")) == RESUME
 
 
 def test_commands_without_a_training_resume_and_nothing_was_begun_before_the_arguments_are_read():

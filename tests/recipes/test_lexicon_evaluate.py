@@ -1,7 +1,6 @@
 """Scores of definitions: the reference implementations' own numbers, both protocols, seeds, tests, and what is missing."""
 
 import json
-import math
 import os
 import random
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import optimize, stats
+from scipy import stats
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModel,
@@ -25,9 +24,10 @@ from transformers import (
 )
 
 from lexperts.recipes.common.bertscore import BertScore
-from lexperts.recipes.lexicon import evaluate, model_scores
+from lexperts.recipes.lexicon import evaluate
 from lexperts.recipes.lexicon import scores as metrics
 from lexperts.recipes.lexicon.arguments import BLEU_KINDS, METRICS
+from lexperts.recipes.lexicon.mauve import Mauve
 from tests.recipes.helpers import fails, write_rows
 
 LEXICAL = ("bleu", "rouge", "meteor")
@@ -211,52 +211,10 @@ def test_roberta_reads_the_first_word_with_its_space(tmp_path):
     assert scorer([("a boat", "a boat"), ("a", "boats")])[0] == pytest.approx(100, abs=1e-3)
 
 
-def cheapest_transport(a, b, distance) -> float:
-    """By linear programming over all flows."""
-    n, m = distance.shape
-    rows, columns = np.kron(np.eye(n), np.ones(m)), np.kron(np.ones(n), np.eye(m))
-    found = optimize.linprog(distance.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.concatenate([a, b]))
-    return found.fun
-
-
-def test_moverscore_is_an_exact_transport_of_words(bert):
-    pairs = [
-        ("the graph cuts , in networks", "a network is the cut"),
-        ("learning", "graph for graph"),
-        ("the graph", "the graph"),
-    ]
-    pairs += [("", "the graph"), (", .", "the graph")]
-    gold = [pair[1] for pair in pairs] + ["the of"]
-    scorer = model_scores.MoverScore(bert, gold, batch_size=7)
-    ours = scorer(pairs)
-    tokenizer, model = scorer.encoder.tokenizer, AutoModel.from_pretrained(bert).eval()
-
-    def words(text):  # one text alone, its first tokens by their spelling
-        encoded = tokenizer(text, return_tensors="pt")
-        tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"][0])
-        chosen = [i for i, token in enumerate(tokens) if token[0] != "[" and token[:2] != "##" and token not in ",."]
-        with torch.no_grad():
-            states = torch.stack(model(**encoded, output_hidden_states=True).hidden_states[-2:])[:, 0, chosen]
-        states = states / states.norm(dim=-1, keepdim=True)
-        joined = torch.cat([states.min(0).values, states.mean(0), states.max(0).values], -1)
-        return (joined / joined.norm(dim=-1, keepdim=True)).numpy(), [tokens[i] for i in chosen]
-
-    def idf(token):
-        return math.log((len(gold) + 1) / (sum(token in words(text)[1] for text in gold) + 1))
-
-    for value, (prediction, reference) in zip(ours[:3], pairs, strict=False):
-        (x, own), (y, other) = words(prediction), words(reference)
-        a, b = np.array([idf(t) for t in own]), np.array([idf(t) for t in other])
-        distance = np.linalg.norm(x[:, None] - y[None], axis=-1)
-        assert value == pytest.approx(100 * (1 - cheapest_transport(a / a.sum(), b / b.sum(), distance)), abs=1e-3)
-    assert ours[2] == pytest.approx(100, abs=1e-9) and max(ours[0], ours[1]) < 90 and list(ours[3:]) == [0, 0]
-    assert model_scores.mass([1, 2], {1: 0.0, 2: 0.0}, 1.0).tolist() == [0.5, 0.5]
-
-
 def test_mauve_is_that_of_its_package(gpt2):
     from mauve import compute_mauve
 
-    mauve = model_scores.Mauve(gpt2, batch_size=16)
+    mauve = Mauve(gpt2, batch_size=16)
     ours, gold, other = some_texts(120, 3), some_texts(120, 4), [" ".join([WORDS[0]] * (i % 5 + 1)) for i in range(120)]
     theirs = compute_mauve(p_text=gold, q_text=ours, featurize_model_name=gpt2, batch_size=16)
     assert mauve(ours, gold) == pytest.approx(100 * theirs.mauve, abs=1e-3)
@@ -340,15 +298,15 @@ def test_equal_systems_do_not_differ():
     assert metrics.paired_p(same, same) == 1 and metrics.paired_p(same[:1], same[:1]) is None
 
 
-def test_all_six_metrics_and_what_a_missing_one_needs(bert, gpt2, tmp_path, monkeypatch, capsys):
+def test_all_metrics_and_what_a_missing_one_needs(bert, gpt2, tmp_path, monkeypatch, capsys):
     files = files_of(tmp_path, one=("a slope", "a firm", "a firm", "a tree"), two=("land", "earth", "a firm", "a bush"))
     given = ("--files", *files, "--baseline", "one", "--output_dir", tmp_path)
-    run(*given, "--bertscore_model", bert, "--moverscore_model", bert, "--mauve_model", gpt2)
+    run(*given, "--bertscore_model", bert, "--mauve_model", gpt2)
     whole = results(tmp_path)
     assert list(whole["metrics"]) == list(METRICS) and whole["missing"] == {}
     assert {name: facts["package"] for name, facts in whole["metrics"].items()} == {
         "bleu": "sacrebleu", "rouge": "rouge-score", "meteor": "nltk", "bertscore": "bert-score",
-        "moverscore": "this script, POT", "mauve": "mauve-text",
+        "mauve": "mauve-text",
     }  # fmt: skip
     assert set(whole["systems"]["two"]["mauve"]) == {"mean", "seeds"} and "mauve" not in whole["tests"]["two"]["term"]
     capsys.readouterr()
@@ -361,7 +319,6 @@ def test_all_six_metrics_and_what_a_missing_one_needs(bert, gpt2, tmp_path, monk
     for missing, fix in (
         ("BERTScore", "--bertscore-model"),
         ("MAUVE", r"lexperts\[definitions\]"),
-        ("MoverScore", "--moverscore-model"),
     ):
         assert re.search(f"{missing} was not computed.*{fix}", printed)
 

@@ -1,4 +1,4 @@
-"""`lexperts define terms`, `generate` and `in-context`: the best of several samples, interruptions, exact prompts."""
+"""`lexperts define term`, `terms` and `generate`: the best of several samples, and interruptions."""
 
 import json
 import shutil
@@ -8,23 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, pipeline
 from typer.testing import CliRunner
 
 from lexperts.cli.define import app
-from lexperts.recipes.lexicon import generate, in_context, train_expert
+from lexperts.recipes.lexicon import generate, train_expert
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import SAMPLING, DefinitionGenerator, generated_lengths
 from modeling_lexicon.terms_lexicon import find_term, truncate_context_around
 from run_tools.corpus import block_runs
+from run_tools.resume import ResumableJsonl
 from tests.recipes import helpers
 from tests.recipes.helpers import read_rows, write_rows
 from tests.recipes.lexicon_helpers import is_tool, kind_rows, save_embedder
@@ -54,12 +48,12 @@ def folder(tokenizer, tmp_path_factory):
 
 @pytest.fixture
 def run(folder, capsys):
-    """run(output, *options) -> the rows written and the output, of `generate` or another main."""
+    """run(output, *options) -> the rows that `generate` writes and what it prints."""
 
-    def run(output, *options, main=None, model="dense", rows="rows.jsonl"):
+    def run(output, *options, model="dense", rows="rows.jsonl"):
         given = ("--model_name_or_path", folder / model, "--test_files", folder / rows, "--output", output,
                  "--max_new_tokens", 6, "--batch_size", 4, *options)  # fmt: skip
-        (main or generate.main)([*map(str, given)])
+        generate.main([*map(str, given)])
         printed = capsys.readouterr().out
         return (read_rows(output) if Path(output).exists() else None), printed
 
@@ -97,20 +91,10 @@ def drawn_by_generate(folder, tokenizer, seed, batch_size=4):
 # --- the best of n ---
 
 
-def any_text(samples):
-    return any(sample["definition"] for sample in samples)
-
-
-def test_an_empty_definition_is_the_last_resort():
-    samples = [{"definition": text, "score": score} for text, score in (("", 0.9), ("a", 0.2), ("b", 0.4), ("c", 0.4))]
-    assert generate.pick_best(samples) == samples[2] and generate.pick_best(samples[:1]) == samples[0]
-    assert generate.pick_best([samples[0], {"definition": "", "score": 1.0}])["score"] == 1.0
-
-
 def test_the_best_of_one_is_plain_generation_under_the_same_seed(run, folder, tokenizer, tmp_path):
     plain = drawn_by_generate(folder, tokenizer, 7)
-    for scorer in (("likelihood",), ("reward", "--reward_model", folder / "reward"), ("oracle",)):
-        lines, _ = run(tmp_path / f"{scorer[0]}.jsonl", "--sample", "--seed", 7, "--scorer", *scorer)
+    for name, options in (("likelihood", ()), ("reward", ("--reward_model", folder / "reward"))):
+        lines, _ = run(tmp_path / f"{name}.jsonl", "--sample", "--seed", 7, *options)
         assert [line["generated"] for line in lines] == plain
     other, _ = run(tmp_path / "other.jsonl", "--sample", "--seed", 8)
     assert [line["generated"] for line in other] != plain
@@ -122,68 +106,29 @@ def test_the_best_of_one_is_plain_generation_under_the_same_seed(run, folder, to
     assert all(set(line) == {*ROWS[0], "generated", "score"} for line in greedy)
 
 
-def test_the_curve_is_of_the_first_samples_of_one_draw(run, folder, tmp_path):
-    options = ("--best_of", 5, "--curve", 1, 3, 5, "--temperature", 2.0, "--reward_model", folder / "reward")
-    lines, _ = run(tmp_path / "best.jsonl", *options, "--keep_samples")
-    files = {n: read_rows(tmp_path / f"best.best{n}.jsonl") for n in (1, 3, 5)}
-    assert files[5] == lines and [line["term"] for line in lines] == [row["term"] for row in ROWS]
-    for i, line in enumerate(lines):
-        assert len(line["samples"]) == 5
-        for n, own in files.items():
-            first = line["samples"][:n]
-            best = max(sample["score"] for sample in first if sample["definition"] or not any_text(first))
-            assert own[i]["score"] == best and own[i]["samples"] == first
-            assert {"definition": own[i]["generated"], "score": own[i]["score"]} in first
-    scores = [[line["score"] for line in files[n]] for n in (1, 3, 5)]
-    assert all(a <= b for low, high in zip(scores, scores[1:], strict=False) for a, b in zip(low, high, strict=True))
-    assert scores[0] != scores[2]  # or the choice would be no choice
-    plain, _ = run(tmp_path / "plain.jsonl", *options)
-    assert [line["generated"] for line in plain] == [line["generated"] for line in lines] and "samples" not in plain[0]
-
-
-def test_samples_are_in_the_order_of_generation_and_results_by_score(folder, tokenizer):
+@pytest.mark.parametrize("reward", [False, True])
+def test_the_best_sample_is_taken(reward, run, folder, tokenizer, tmp_path):
+    """Of those that the model's own generate draws, by their likelihood or by a sequence classifier."""
+    options = ("--reward_model", folder / "reward") * reward
+    lines, _ = run(tmp_path / "best.jsonl", "--best_of", 5, "--temperature", 2.0, "--batch_size", 10, *options)
     model = LlamaForCausalLM.from_pretrained(folder / "dense").eval()
-    generator = DefinitionGenerator(model, tokenizer, best_of=6, num_definitions=6, temperature=3.0, max_new_tokens=4)
-    torch.manual_seed(0)
-    sampled = generator.sample(ROWS[:3])
-    torch.manual_seed(0)
-    best = generator(ROWS[:3])
-    for samples, own in zip(sampled, best, strict=True):
-        assert own == sorted(samples, key=lambda one: -one["score"])
-    assert any(samples != own for samples, own in zip(sampled, best, strict=True))
-
-
-def test_the_oracle_takes_the_nearest_to_any_reference_and_says_so(run, folder, tmp_path):
-    samples, _ = run(tmp_path / "all.jsonl", "--best_of", 6, "--temperature", 3.0, "--keep_samples")
-    rows = [
-        {**row, "definition": line["samples"][4]["definition"]}
-        for row, line in zip(ROWS, samples, strict=True)
-        if line["samples"][4]["definition"]
-    ]
-    same = [{**row, "definition": "something else entirely"} for row in rows]
-    write_rows(folder / "gold.jsonl", rows + same)  # the same rows again, of another definition
-    options = ("--best_of", 6, "--temperature", 3.0, "--scorer", "oracle", "--max_rows", len(rows) + len(same))
-    lines, printed = run(tmp_path / "oracle.jsonl", *options, rows="gold.jsonl")
-    assert "for analysis only" in printed and all(line["oracle"] is True for line in lines)
-    oracle = generate.make_oracle(rows + same)
-    assert oracle(0, rows[0]["definition"]) == oracle(len(rows), rows[0]["definition"]) == pytest.approx(100)
-    assert oracle(0, "quite another text") < 50
-    kept, _ = run(tmp_path / "kept.jsonl", *options, "--keep_samples", rows="gold.jsonl")
-    for i, line in enumerate(kept):
-        values = [oracle(i, sample["definition"]) for sample in line["samples"]]
-        assert [sample["score"] for sample in line["samples"]] == values
-        assert line["score"] == max(values) or not line["samples"][values.index(max(values))]["definition"]
+    more = {"reward_model": str(folder / "reward")} if reward else {}
+    generator = DefinitionGenerator(model, tokenizer, best_of=5, temperature=2.0, max_new_tokens=6, **more)
+    torch.manual_seed(42)
+    for line, samples in zip(lines, generator.sample(ROWS, batch_size=10), strict=True):
+        usable = [sample for sample in samples if sample["definition"]] or samples
+        best = max(usable, key=lambda sample: sample["score"])
+        assert (line["generated"], line["score"]) == (best["definition"], best["score"])
 
 
 # --- interruptions ---
 
 
 def test_an_interrupted_run_ends_in_the_same_files(run, tmp_path, monkeypatch):
-    options = ("--best_of", 3, "--curve", 1, 3)
+    options = ("--best_of", 3)
     run(tmp_path / "whole.jsonl", *options)
-    names = ("whole.jsonl", "whole.best1.jsonl", "whole.best3.jsonl")
-    whole = {name: (tmp_path / name).read_bytes() for name in names}
-    monkeypatch.setattr(generate, "best_definitions", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    whole = (tmp_path / "whole.jsonl").read_bytes()
+    monkeypatch.setattr(ResumableJsonl, "finish_output", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit) as ended:
         run(tmp_path / "part" / "whole.jsonl", *options)
     assert ended.value.code == 130
@@ -196,7 +141,7 @@ def test_an_interrupted_run_ends_in_the_same_files(run, tmp_path, monkeypatch):
             (cut / "whole.jsonl.parts" / name).unlink()
         rows = int(blocks[done - 1][13:25]) if done else 0
         _, printed = run(cut / "whole.jsonl", *options)
-        assert {name: (cut / name).read_bytes() for name in names} == whole and f"{10 - rows} rows in" in printed
+        assert (cut / "whole.jsonl").read_bytes() == whole and f"{10 - rows} rows in" in printed
         assert not (cut / "whole.jsonl.parts").exists()
     _, printed = run(tmp_path / "whole.jsonl", *options)
     assert "is complete already" in printed
@@ -310,171 +255,14 @@ def test_absent_terms_and_long_contexts_are_counted(run, capsys, folder, tmp_pat
     assert truncate_context_around("to chop", "a b c chopped d e", lambda text: len(text.split()) <= 4) == "c chopped d"
 
 
-@pytest.mark.parametrize(
-    "options, printed",
-    [
-        (("--best_of", 2, "--curve", 1, 4), "curve=4 must be between 1 and best_of=2"),
-        (("--scorer", "reward"), "scorer='reward' and reward_model=None"),
-        (("--output", "a.txt"), "output='a.txt'"),
-    ],
-)
-def test_errors_are_reported_in_one_line(options, printed, run, capsys, tmp_path):
-    assert printed in refused(run, capsys, tmp_path / "a.jsonl", *options)
-
-
-# --- in context ---
-
-CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-SHOTS = [
-    {"term": "ox", "context": "an\nox  ploughs", "definition": "a strong\nanimal"},
-    {"term": "cow", "context": "the cow", "definition": "it gives milk"},
-]
-
-
-def maker(tokenizer, max_length=1000, chat=False, on_long="truncate"):
-    return in_context.PromptMaker(tokenizer, max_length, chat, on_long)
-
-
-def test_the_prompt_is_this_to_the_byte(tokenizer):
-    text = (
-        '"the cow" What is the definition of "cow"? it gives milk\n'
-        '"an ox ploughs" What is the definition of "ox"? a strong animal\n'
-        '"the cat0 is here" What is the definition of "cat0"?'
-    )
-    assert tokenizer.decode(maker(tokenizer)(SHOTS, ROWS[0])) == text
-    assert in_context.plain_prompt([], ROWS[0]) == '"the cat0 is here" What is the definition of "cat0"?'
-    talking = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", eos_token="</s>")
-    with pytest.raises(ValueError, match="chat template"):
-        maker(talking, chat=True)
-    talking.chat_template = CHAT
-    turns = (
-        '<user>"the cow" What is the definition of "cow"?\n<assistant>it gives milk\n'
-        '<user>"an ox ploughs" What is the definition of "ox"?\n<assistant>a strong animal\n'
-        '<user>"the cat0 is here" What is the definition of "cat0"?\n<assistant>'
-    )
-    assert talking.decode(maker(talking, chat=True)(SHOTS, ROWS[0])) == turns
-
-
-def test_a_bos_that_the_tokenizer_puts_stands_once_and_no_eos(tokenizer):
-    from tokenizers.processors import TemplateProcessing
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)])
-    other = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-    ids = maker(other)(SHOTS, {**ROWS[0], "context": "a </s> b"})
-    assert ids[0] == 0 and ids.count(0) == 1 and ids.count(1) == 0
-
-
-def test_shots_without_room_are_dropped_the_furthest_first(tokenizer):
-    whole = len(maker(tokenizer)(SHOTS, ROWS[0]))
-    tight = maker(tokenizer, whole - 1)
-    text = tokenizer.decode(tight(SHOTS, ROWS[0]))
-    assert (
-        "ox" in text
-        and "cow" not in text
-        and (tight.rows_without_shots, tight.total_shots, tight.rows_truncated) == (1, 1, 0)
-    )
-    alone = len(maker(tokenizer)([], ROWS[0]))
-    cut = maker(tokenizer, alone)
-    long = {**ROWS[0], "context": "very " * 50 + ROWS[0]["context"] + " very" * 50}
-    assert "cat0" in tokenizer.decode(cut(SHOTS, long)) and (cut.rows_without_shots, cut.rows_truncated) == (1, 1)
-    with pytest.raises(ValueError, match="--on-long truncate"):
-        maker(tokenizer, alone, on_long="error")(SHOTS, long)
-    with pytest.raises(ValueError, match="not even the term"):
-        maker(tokenizer, 3)(SHOTS, long)
-
-
-def test_shots_are_different_and_never_the_row_itself():
-    pick = in_context.select_shots
-    row = {"term": "Ox", "context": "an  ox", "definition": "?"}
-    train = [
-        {"term": "ox", "context": "AN ox", "definition": "the answer"},  # its own term and context
-        {"term": "cow", "context": "a", "definition": "d1"},
-        {"term": "COW", "context": "b", "definition": "d2"},  # a term that is there
-        {"term": "hen", "context": "a", "definition": "d3"},  # a context that is there
-        {"term": "cock", "context": "c", "definition": "D1 "},  # a definition that is there
-        {"term": "ox", "context": "another ox", "definition": "d4"},
-        {"term": "pig", "context": "d", "definition": "d5"},
-    ]
-    assert pick(range(7), train, row, 9) == [train[1], train[5], train[6]]
-    assert pick(range(7), train, row, 2) == [train[1], train[5]]
-    sampled = list(in_context.random_order(40, 1, 3))
-    assert sorted(sampled) == list(range(40)) and sampled == list(in_context.random_order(40, 1, 3))
-    assert sampled != list(in_context.random_order(40, 1, 4)) and sampled != list(range(40))
-
-
-@pytest.mark.parametrize("by_embedder", [False, True])
-def test_retrieved_shots_are_the_nearest_rows(by_embedder, mixtures):
-    args = SimpleNamespace(
-        embedder=str(mixtures / "embedder") if by_embedder else None, embedding_cache=None, shots=[0, 3],
-        shots_by="retrieved", seed=0,
-    )  # fmt: skip
-    test = [dict(row) for row in ROWS[:4]]
-    for row, shots in zip(test, in_context.select_all_shots(test, ROWS, args), strict=True):
-        assert len(shots) == 3 and all(shot["term"] != row["term"] for shot in shots)  # the row is in the training rows
-        if by_embedder:
-            assert {is_tool(shot["term"]) for shot in shots[:2]} == {is_tool(row["term"])}
-    test = [{"term": "cat5", "context": "the cat8 is old old here", "definition": "?"}]
-    if not by_embedder:
-        assert in_context.select_all_shots(test, ROWS, args)[0][0] == ROWS[8]
-
-
-def test_a_line_end_ends_the_definition(folder, tokenizer):
-    model = LlamaForCausalLM.from_pretrained(folder / "dense").eval()
-    ends = in_context.line_ends(model, tokenizer)
-    newline = tokenizer("\n", add_special_tokens=False)["input_ids"]
-    assert ends[0] == tokenizer.eos_token_id and set(newline) < set(ends) and len(ends) < 8
-    prompts = [maker(tokenizer)(SHOTS, row) for row in ROWS[:3]]
-    options = {"max_new_tokens": 8}
-    generator = in_context.InContextGenerator(model, tokenizer, prompts, ends, **options)
-    assert generator.decode(tokenizer(" a thing\nmore", add_special_tokens=False)["input_ids"]) == "a thing"
-    whole = model.generate(torch.tensor([prompts[0]]), max_new_tokens=8, do_sample=False, eos_token_id=-1)[0]
-    third = int(whole[len(prompts[0]) + 2])
-    earlier = whole[len(prompts[0]) : len(prompts[0]) + 2].tolist()
-    assert third not in earlier
-    stopped = in_context.InContextGenerator(model, tokenizer, prompts, [third], **options)
-    one = stopped.sample(ROWS[:1])[0][0]
-    assert one["definition"] == tokenizer.decode([*earlier, third], skip_special_tokens=True).split("\n")[0].strip()
-    with torch.no_grad():
-        log_p = model(whole[None, : len(prompts[0]) + 3]).logits[0].log_softmax(-1)
-    place = range(len(prompts[0]), len(prompts[0]) + 3)
-    mean = sum(log_p[t - 1, whole[t]] for t in place) / 3
-    assert one["score"] == pytest.approx(float(mean.exp()), abs=1e-5)
-
-
-def test_a_file_for_each_number_of_shots(run, capsys, folder, tmp_path):
-    write_rows(folder / "train.jsonl", ROWS)
-    options = ("--train_files", folder / "train.jsonl", "--shots", 0, 1, 2)
-    main = in_context.main
-    _, printed = run(tmp_path / "icl.jsonl", *options, main=main)
-    found = {k: read_rows(tmp_path / f"icl.shots{k}.jsonl") for k in (0, 1, 2)}
-    for lines in found.values():
-        assert [{name: line[name] for name in ROWS[0]} for line in lines] == ROWS
-        assert all("\n" not in line["generated"] and 0 < line["score"] <= 1 for line in lines)
-    assert "2 shots: " in printed and "are too long and lose shots" in printed
-    assert [line["score"] for line in found[0]] != [line["score"] for line in found[1]]
-    report = json.loads((tmp_path / ".icl.shots1.jsonl.run.json").read_text())
-    assert report["settings"]["shots"] == 1 and report["facts"]["with_own_term"] == 0
-    _, printed = run(tmp_path / "icl.jsonl", *options, 3, main=main)  # those that are there are left alone
-    assert printed.count("is complete already") == 3 and (tmp_path / "icl.shots3.jsonl").exists()
-    run(tmp_path / "again.jsonl", *options, main=main)
-    assert all(
-        (tmp_path / f"again.shots{k}.jsonl").read_bytes() == (tmp_path / f"icl.shots{k}.jsonl").read_bytes()
-        for k in (0, 1, 2)
-    )
-    run(tmp_path / "other.jsonl", *options, "--seed", 1, main=main)
-    assert (
-        read_rows(tmp_path / "other.shots0.jsonl") == found[0]
-        and read_rows(tmp_path / "other.shots1.jsonl") != found[1]
-    )
-    assert "chat template" in refused(run, capsys, tmp_path / "x.jsonl", *options[:2], "--chat", main=main)
-    assert "needs train_files" in refused(run, capsys, tmp_path / "x.jsonl", "--shots", 1, main=main)
+def test_an_output_of_another_format_is_refused(run, capsys, tmp_path):
+    assert "a.txt" in refused(run, capsys, tmp_path / "a.txt")
 
 
 def test_signs_that_break_lines_elsewhere_are_kept(run, folder, tmp_path):
     odd = {"term": "axe", "context": "an axe\u2028and\x85a saw", "definition": "a\u2029tool"}
     write_rows(folder / "odd.jsonl", [odd, ROWS[0]])
-    lines, _ = run(tmp_path / "odd.jsonl", "--best_of", 2, "--curve", 1, rows="odd.jsonl")
+    lines, _ = run(tmp_path / "odd.jsonl", "--best_of", 2, rows="odd.jsonl")
     assert len(lines) == 2 and {name: lines[0][name] for name in odd} == odd
 
 

@@ -23,11 +23,11 @@ from transformers import (
 )
 
 from lexperts.recipes.common.bertscore import BertScore
-from lexperts.recipes.moesumm import evaluate, pretrain, scores, train
-from lexperts.recipes.moesumm.arguments import DataArguments, ModelArguments, PretrainingArguments
+from lexperts.recipes.moesumm import evaluate, scores, train
+from lexperts.recipes.moesumm.arguments import DataArguments, ModelArguments
 from modeling_moesumm import MoeSummForCausalLM, MoeSummForConditionalGeneration
 from run_tools.resume import ResumableJsonl
-from tests.recipes.helpers import fails, save_tiny_llama, write_rows
+from tests.recipes.helpers import fails, save_tiny_bart, save_tiny_llama, write_rows
 
 THINGS = ("bird", "boat", "bell", "barn", "book")
 SETS = ("mail", "news", "papers")
@@ -64,11 +64,9 @@ def places(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def backbone(places, tmp_path_factory):
+def backbone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("backbone")
-    sizes = ["--vocab-size", 320, "--d-model", 16, "--layers", 1, "--heads", 2, "--ffn-dim", 32, "--positions", 96]
-    given = [*sizes, "--segment-words", 12, "--max-steps", 4, "--learning-rate", 0.01, "--logging-steps", 1, *FAST]
-    run(pretrain, "--datasets", *(places[name] for name in SETS), "--output-dir", folder, *given)
+    save_tiny_bart(folder, [text for name in SETS for row in some_rows(20, name) for text in row.values()])
     return folder
 
 
@@ -83,39 +81,6 @@ def trained(places, backbone, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     run(train, *train_arguments(places, backbone, folder, "--max-steps", 6, "--save-steps", 3))
     return folder
-
-
-def test_a_small_bart_learns_to_denoise(backbone):
-    losses = [entry["loss"] for entry in json.loads((backbone / "losses.json").read_text())]
-    assert len(losses) == 4 and losses[-1] < losses[0]
-    assert AutoTokenizer.from_pretrained(backbone)("A bird met a boat.").input_ids[-1] == 2
-
-
-def test_a_new_decoder_attends_to_the_position_it_writes():
-    torch.manual_seed(0)
-    args = PretrainingArguments(d_model=64, layers=2, heads=4, ffn_dim=64, positions=64)
-    config = pretrain.make_config(args, 300)
-    config._attn_implementation = "eager"
-    ids, attended = torch.randint(5, 300, (2, 12)), []
-    for start in (lambda model: model, pretrain.initialize_copying):
-        model = start(pretrain.BartForConditionalGeneration(config)).eval()
-        attention = model(input_ids=ids, decoder_input_ids=ids, output_attentions=True).cross_attentions[0]
-        attended.append(attention.mean(1).diagonal(dim1=1, dim2=2).mean().item())
-    assert attended[0] < 0.1 and attended[1] > 0.5
-
-
-def test_pieces_are_whole_sentences_and_lose_nothing():
-    text = "One two three. Four five. " + " ".join(f"W{i}" for i in range(12)) + ". Six."
-    segments = pretrain.split_document(text, 5)
-    assert segments == ["One two three. Four five.", "W0 W1 W2 W3 W4", "W5 W6 W7 W8 W9", "W10 W11. Six."]
-
-
-def test_noise_hides_about_the_share_of_words_that_was_asked_for():
-    words = [str(i) for i in range(20_000)]
-    found = pretrain.mask_spans(words, 0.3, 3.0, random.Random(0))
-    hidden = len(words) - sum(word != "<mask>" for word in found)
-    assert abs(hidden / len(words) - 0.3) < 0.02 and abs(hidden / found.count("<mask>") - 3) < 0.2
-    assert [word for word in found if word != "<mask>"] == sorted((w for w in found if w != "<mask>"), key=int)
 
 
 def test_three_datasets_by_one_command_then_the_pipeline(trained, places):

@@ -1,13 +1,11 @@
-"""The SEKE recipe: stages, seeds, ablations, the model card; extraction in two processes."""
+"""The SEKE recipe: a second stage, settings, the model card, the Hub."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from statistics import mean, stdev
 
 import pytest
 import torch
@@ -42,32 +40,23 @@ def train(backbone, output, *options):
 
 @pytest.fixture(scope="module")
 def trained(backbone, tmp_path_factory):
-    """Two stages, two seeds, without the recurrent encoder."""
-    output = tmp_path_factory.mktemp("runs") / "seke-tiny"
-    stages = ("--first-files", CORPUS / "test.jsonl", "--first-epochs", 1)
-    done = train(backbone, output, *stages, "--seeds", 1, 2, "--ablation", "moe", "--lora", "false")
-    assert done.returncode == 0, done.stderr[-3000:]
-    return output / "moe", done.stdout, (stages, ("--seeds", 1, 2, "--ablation", "moe", "--lora", "false"))
+    """A model without the recurrent encoder, and a second one that starts from it."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, options in (("first", ("--lora", "false")), ("seke-tiny", ("--start-from", folder / "first"))):
+        done = train(backbone, folder / name, "--use-rnn", "false", *options)
+        assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "seke-tiny"
 
 
-def test_stages_and_seeds_end_in_the_best_model_and_their_mean(trained, backbone):
-    output, log, (stages, options) = trained
-    record = read_record(output)
-    scores = [seed["f1@10"] for seed in record["seeds"]]
-    assert [seed["seed"] for seed in record["seeds"]] == [1, 2]
-    per_cent = [100 * score for score in scores]
-    assert f"f1@10 over 2 seeds: {mean(per_cent):.1f} ± {stdev(per_cent):.1f}" in log
-    of_seeds = [read_record(output / f"seed-{seed}") for seed in (1, 2)]
-    best = max(of_seeds, key=lambda r: r["best_validation_f1@10"])
-    assert record["training"]["seed"] == best["training"]["seed"] and record["test"] == best["test"]
-    assert all(r["model"]["backbone"] == "first" for r in of_seeds) and "First stage:" in log
-    model = AutoModelForTokenClassification.from_pretrained(output)
+def test_a_second_stage_starts_from_the_first(trained, backbone):
+    record = read_record(trained)
+    assert record["model"]["backbone"] == "first"
+    model = AutoModelForTokenClassification.from_pretrained(trained)
     assert model.rnn is None and model.moe is not None
     assert model.config.keyphrase_threshold == record["threshold"]
     assert model.config.keyphrase_temperature == record["calibration"]["temperature"]
-    again = train(backbone, output.parent, *stages, *options)  # all of it is finished
-    assert again.returncode == 0 and "train:" not in again.stdout and "f1@10 over 2 seeds" in again.stdout
-    other = train(backbone, output.parent, *stages, *options, "--learning-rate", 0.5)
+    options = ("--use-rnn", "false", "--start-from", trained.with_name("first"))
+    other = train(backbone, trained, *options, "--learning-rate", 0.5)
     assert other.returncode == 2 and "learning_rate=0.01 before, 0.5 now" in other.stderr
 
 
@@ -135,15 +124,8 @@ def test_the_record_has_the_steps_that_were_trained(short_run):
     assert "num_train_epochs" not in training and "num_train_epochs" not in (short_run / "README.md").read_text()
 
 
-def test_an_ablation_is_trained_in_a_folder_of_its_own(short_run, train_here):
-    assert train_here(short_run, "--ablation", "vanilla")[0] == 0
-    for folder, used in ((short_run, True), (short_run / "vanilla", False)):
-        config = json.loads((folder / "config.json").read_text())
-        assert config["use_moe"] is config["use_rnn"] is used
-
-
 def test_an_unfinished_base_is_written_again(short_run, train_here, tmp_path):
-    folder = shutil.copytree(short_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*", "vanilla"))
+    folder = shutil.copytree(short_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
     expected, part = (folder / "model.safetensors").read_bytes(), folder / "base.part"
     (folder / "base").rename(part)
     (part / "model.safetensors").write_bytes(b"half")
@@ -151,39 +133,37 @@ def test_an_unfinished_base_is_written_again(short_run, train_here, tmp_path):
     assert (folder / "model.safetensors").read_bytes() == expected and not part.exists()
 
 
-def test_several_seeds_push_the_best_model(backbone, tmp_path):
+def test_the_best_model_is_pushed(backbone, tmp_path):
     with LoopbackHub() as hub:
-        pushed = ("--seeds", 3, "--ablation", "moe", "--lora", "false", "--push-to-hub", "true", "--max-steps", 1)
+        pushed = ("--use-rnn", "false", "--lora", "false", "--push-to-hub", "true", "--max-steps", 1)
         done = run(
             "-m", "lexperts", "train", "seke", "--backbone", backbone, "--output-dir", tmp_path / "mine", "--max-length", 64,
             "--train-files", CORPUS / "test.jsonl", "--calibrate", "false", "--use-cpu", "--report-to", "none", *pushed,
             **hub.env,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
-        repository = hub.repos["model", "tester/mine-moe"]
+        repository = hub.repos["model", "tester/mine"]
         files = set(repository.commits[repository.resolve("main")]["tree"])
     saved = {"model.safetensors", "config.json", "README.md", "results.json"}
     assert saved | {"pipeline_keyphrase_extraction.py"} <= files
-    assert not [name for name in files if name.startswith(("seed-", "checkpoint-")) or name == "run_settings.json"]
+    assert not [name for name in files if name.startswith("checkpoint-") or name == "run_settings.json"]
 
 
 def test_the_card_has_what_was_recorded(trained):
-    output, *_ = trained
-    record, card = read_record(output), ModelCard.load(output / "README.md")
+    record, card = read_record(trained), ModelCard.load(trained / "README.md")
     data = card.data.to_dict()
     assert data["library_name"] == "transformers" and data["pipeline_tag"] == "token-classification"
     assert {"keyphrase-extraction", "seke"} <= set(data["tags"])
     results = {result.metric_name: result.metric_value for result in card.data.eval_results}
     assert results["F1@10, lexperts"] == record["test"]["lexperts"]["f1@10"]
     f1 = f"{100 * record['test']['seke']['f1@5']:.1f}"
-    assert all(part in card.text for part in (f1, "mean ± standard deviation", "| `learning_rate` | 0.01 |"))
-    assert "with experts over `first`" in card.text and str(output.parent) not in card.text.split("```")[0]
+    assert all(part in card.text for part in (f1, "| `learning_rate` | 0.01 |"))
+    assert "with experts over `first`" in card.text and str(trained.parent) not in card.text.split("```")[0]
     assert re.search(r"\| test \| test.jsonl \| 50 \| \d+ \| 100.0% \|", card.text)
 
 
 def test_the_cards_snippet_runs(trained, capsys):
-    output, *_ = trained
-    snippet = re.search(r"```python\n(.*?)```", (output / "README.md").read_text(), re.S).group(1)
+    snippet = re.search(r"```python\n(.*?)```", (trained / "README.md").read_text(), re.S).group(1)
     assert "import keyphrase_tools" in snippet  # which registers the pipeline in a process of its own
     exec(snippet, {})
     for line in capsys.readouterr().out.splitlines():
@@ -206,8 +186,3 @@ def test_a_card_without_test_documents_and_of_a_hub_model():
     assert 'model="me/mine"' in card.text and "experts and a BiLSTM over `microsoft/deberta-v3-base`" in card.text
     assert "5 validation documents: 50.0." in card.text and "threshold 0.2" in card.text
     assert is_hub_id("a/b") and not any(map(is_hub_id, ("minilm", "a/b/c", "./a", "/a")))
-
-
-def test_an_unknown_ablation_is_named(train_here, tmp_path):
-    code, error = train_here(tmp_path, "--ablation", "rnn_moe")
-    assert code == 2 and "--ablation 'rnn_moe'" in error and "Did you mean 'rnn'?" in error

@@ -138,12 +138,6 @@ def distill(teacher_folder, output, *options):
     )  # fmt: skip
 
 
-def test_a_teacher_is_not_imitated_in_two_stages(teacher_folder, tmp_path):
-    done = distill(teacher_folder, tmp_path / "out", "--first-files", CORPUS / "test.jsonl")
-    assert done.returncode == 2 and "is imitated in one stage. Leave out --first-files" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_command_gives_a_small_model_that_reads_styles(teacher_folder, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text(

@@ -162,12 +162,6 @@ def parse_command(recipe: str, module: str, argv: list[str] | None = None) -> tu
         ) from error
 
 
-def check_settings(recipe: str, module: str, settings: dict) -> None:
-    """Raises a `UserError` for settings that the command does not have, or that are invalid. Files may be missing."""
-    parser = make_parser(recipe, module)
-    parser.make_groups(load_classes(recipe, module, with_training=False), parser.read_settings(settings))
-
-
 def command(recipe: str, module: str, call: Callable, resume: str = REPEAT) -> Callable:
     """The `main(argv)` of a recipe's command, which calls a function with the groups of arguments (see `parse_command`).
 

@@ -13,8 +13,3 @@ def resolve_embedder(embedder: str) -> str:
         return resolve_backbone("minilm")
     except OSError:
         return embedder
-
-
-def portable_name(embedder: str) -> str:
-    """The name for a checkpoint's configuration: a Hub id in place of "minilm", which other machines may lack."""
-    return MINILM if embedder == "minilm" else embedder

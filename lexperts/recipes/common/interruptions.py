@@ -29,7 +29,7 @@ def last_checkpoint(output: str | Path) -> str | None:
 
 
 def has_finished_parts(output: Path) -> bool:
-    """Whether a stage, a seed or a sample in a folder of its own is finished, or some rows of its output."""
+    """Whether a sample in a folder of its own is finished, or some rows of its output."""
     stages = (read_json(path) for path in output.glob(f"*/{RECORD}"))
     rows = (
         path
@@ -45,11 +45,7 @@ def run_folder_of(groups: list) -> tuple[Path, str] | None:
     training = next((group for group in groups if hasattr(group, "save_strategy")), None)
     if training is None:
         return None
-    folder = Path(training.output_dir)
-    ablation = next((group.ablation for group in groups if getattr(group, "ablation", None)), None)
-    if ablation and folder.name != ablation:
-        folder /= ablation
-    return folder, str(getattr(training.save_strategy, "value", training.save_strategy))
+    return Path(training.output_dir), str(getattr(training.save_strategy, "value", training.save_strategy))
 
 
 def describe_resuming(groups: Iterable) -> str:

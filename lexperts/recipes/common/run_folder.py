@@ -1,6 +1,6 @@
 """The output folder of a run. It records the settings of its run and refuses a start with other settings.
 
-A recipe may use what it finds in its output folder (checkpoints, a base model, a finished stage) only if that was made with
+A recipe may use what it finds in its output folder (checkpoints, a base model) only if that was made with
 the same settings: options that affect the result, the content of data files and models, the version of Lexperts.
 """
 
@@ -24,13 +24,13 @@ from .settings import PATH_SETTINGS, collect_settings
 
 # what a run writes, and another run could use by mistake
 RUN_OUTPUTS = (
-    "checkpoint-*", "base", "first", "seed-*", "*.safetensors", "*.safetensors.index.json", "*.bin", "config.json",
-    "generation_config.json", "adapter_config.json", "results.json", "scores.json", "log.json", "losses.json",
+    "checkpoint-*", "base", "*.safetensors", "*.safetensors.index.json", "*.bin", "config.json",
+    "generation_config.json", "adapter_config.json", "results.json", "scores.json", "log.json",
 )  # fmt: skip
 # those of them that a run of ours writes, and not only a user with a similar name
 OWN_OUTPUTS = re.compile(
-    r"checkpoint-\d+|base|base\.part|first|seed-\d+|(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
-    r"|training_args\.bin|(generation_|adapter_)?config\.json|(results|scores|log|losses)\.json|tokenizer|(states-)?(train|validation|test)"
+    r"checkpoint-\d+|base|base\.part|(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+    r"|training_args\.bin|(generation_|adapter_)?config\.json|(results|scores|log)\.json|tokenizer|(states-)?(train|validation|test)"
 )
 OTHER_FOLDER = "Use another --output-dir, or --overwrite-output-dir true to remove that run and start from scratch."
 

@@ -9,18 +9,10 @@ from run_tools.fingerprints import fingerprint, named_fingerprint
 from run_tools.versions import __version__
 
 # settings that name a model or a dataset: a folder is compared by its content
-PATH_SETTINGS = (
-    "backbone",
-    "start_from",
-    "teacher",
-    "model_name_or_path",
-    "reward_base",
-    "dataset_name",
-    "first_dataset",
-)
+PATH_SETTINGS = ("backbone", "start_from", "teacher", "model_name_or_path", "dataset_name")
 # settings that do not affect the result
 IGNORED = {
-    "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "show", "ablation", "states_dir",
+    "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "show", "states_dir",
     "generation_batch_size", "logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node",
     "logging_nan_inf_filter", "log_level", "log_level_replica", "include_num_input_tokens_seen", "disable_tqdm",
     "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",

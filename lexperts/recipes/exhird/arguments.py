@@ -60,7 +60,6 @@ class DataArguments(SplitArguments):
     max_train_rows: int | None = option(None, "train on the first N documents only", least=1)
     stop_after_rises: int = option(3, "end after N consecutive rises of the validation loss; 0 for never", least=0)
     plateau_schedule: bool = option(True, "halve the learning rate if validation loss rises; else --lr-scheduler-type")
-    ablation: str | None = option(None, "entry of ablations.yml, which overrides all other options")
 
 
 @dataclass(kw_only=True)

@@ -4,15 +4,13 @@
     lexperts train exhird warm_cpu --train-files train.jsonl --validation-files validation.jsonl \\
         --test-files mine=test.jsonl --output-dir runs/warm
     lexperts train exhird bigru_paper --data runs/kp20k --output-dir runs/bigru        # prepared documents
-    lexperts train exhird transformer_paper --data runs/kp20k --output-dir runs/ablations --ablation table7_no_window
-
     lexperts train exhird smollm2_cpu --train-files train.jsonl --validation-files validation.jsonl --output-dir runs/smollm2
 
 A pretrained --backbone may be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt.
 
 Documents are prepared in OUTPUT_DIR/data, as by `lexperts train exhird-data`; --data takes prepared documents, for several
-models on the same documents. Test sets are scored as by `lexperts evaluate exhird`. --ablation NAME applies a row of the papers'
-tables and trains in OUTPUT_DIR/NAME. The output folder holds the best model by validation loss, its code and its pipeline.
+models on the same documents. Test sets are scored as by `lexperts evaluate exhird`. The output folder holds the best model
+by validation loss, its code and its pipeline.
 """
 
 from dataclasses import fields
@@ -35,7 +33,6 @@ from run_tools.backbones import resolve_backbone
 from run_tools.errors import RESUME
 from run_tools.fingerprints import fingerprint
 from run_tools.resume import SettingsMismatchError
-from run_tools.yaml_files import read_yaml
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import RunFolder, open_run, training_summary
@@ -47,7 +44,6 @@ from .prepare import PREPARED, prepare
 from .schedule import PlateauSchedule, stop_after
 
 BACKBONE_OPTIONS = ("backbone", "backbone_lr", "attention_dropout", "adapter_rank")  # not fields of the configuration
-ABLATIONS = Path(__file__).parent / "ablations.yml"
 
 
 def build_model(args: ModelArguments, tokenizer: ExhirdTokenizer) -> ExhirdForKeyphraseGeneration:
@@ -58,17 +54,6 @@ def build_model(args: ModelArguments, tokenizer: ExhirdTokenizer) -> ExhirdForKe
         options["attention_dropout"] = args.attention_dropout
         return ExhirdForKeyphraseGeneration.from_backbone(args.backbone, tokenizer, **options)
     return ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer, **options))
-
-
-def apply_ablation(name: str, *arguments):
-    """Sets the options of an entry of ablations.yml. Raises a `ValueError` for an unknown name."""
-    ablations = read_yaml(ABLATIONS)
-    if name not in ablations:
-        raise ValueError(f"--ablation {name!r} is not in ablations.yml. Use one of {', '.join(ablations)}.")
-    for field_name, value in ablations[name].items():
-        for holder in arguments:
-            if hasattr(holder, field_name):
-                setattr(holder, field_name, value)
 
 
 def backbone_parameters(model) -> list[torch.nn.Parameter]:
@@ -116,9 +101,6 @@ def open_documents(args: DataArguments, backbone: str | None, folder: Path, over
 def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
     """The data arguments, the run folder and the trainer: everything before training, and all errors that the user can fix."""
     data, overwrite = Path(training_args.output_dir) / "data", folder_args.overwrite_output_dir
-    if data_args.ablation:
-        apply_ablation(data_args.ablation, model_args, training_args)
-        training_args.output_dir = str(Path(training_args.output_dir) / data_args.ablation)
     test_files = parse_test_files(data_args.test_files or [])
     check_generated(test_files, training_args.output_dir)
     for path in test_files.values():

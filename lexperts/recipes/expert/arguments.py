@@ -25,18 +25,14 @@ class ModelArguments:
         "what stays unchanged: shared (all but the MLPs, so that merging changes nothing that is not routed); embeddings; or nothing",
         choices=FREEZE,
     )
-    anchor: bool = option(False, "train beside a frozen copy of the MLPs, between which a gate chooses, as in FlexOlmo")
     lora: bool = option(False, "train and save a LoRA adapter of the MLPs instead of their weights")
     lora_r: int = option(16, "rank of LoRA", least=1)
     dtype: str = option("float32", "data type of the loaded weights", choices=("float32", "bfloat16", "auto"))
 
     def __post_init__(self):
-        if self.lora and self.anchor:
-            raise UserError("--lora cannot be combined with --anchor, which trains whole MLPs. Use one of them.")
-        if (self.lora or self.anchor) and self.freeze != "shared":
-            name = "lora" if self.lora else "anchor"
+        if self.lora and self.freeze != "shared":
             raise UserError(
-                f"--freeze {self.freeze} cannot be combined with --{name}, which trains MLPs only. Leave it out."
+                f"--freeze {self.freeze} cannot be combined with --lora, which trains MLPs only. Leave it out."
             )
 
 

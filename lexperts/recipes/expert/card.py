@@ -57,8 +57,6 @@ class CardCallback(TrainerCallback):
         args, trained = self.args, TRAINED[self.args.freeze]
         if args.lora:
             trained = "It is a LoRA adapter of the base's MLPs."
-        elif args.anchor:
-            trained += " They were trained beside a frozen copy of the base's, with a gate between the two."
         metadata = {
             "license": self.license,
             "base_model": self.base if self.on_hub else None,
@@ -77,12 +75,10 @@ class CardCallback(TrainerCallback):
 
     def recipe(self, folder: Path) -> str:
         """The YAML of a recipe with the expert and another one."""
-        experts = [{"source_model": folder.name}, {"source_model": "OTHER_EXPERT"}]
-        if not self.args.anchor:
-            experts = [{**e, "samples": f"{name}.jsonl"} for e, name in zip(experts, ("TEXTS", "OTHER"), strict=True)]
+        sources = {folder.name: "TEXTS.jsonl", "OTHER_EXPERT": "OTHER.jsonl"}
+        experts = [{"source_model": name, "samples": samples} for name, samples in sources.items()]
         base = self.args.model_name_or_path
-        keys = {"base_model": base if base in PACKAGED else self.base, "average": "base"}
-        keys["gate_mode"] = "anchor" if self.args.anchor else "ridge"
+        keys = {"base_model": base if base in PACKAGED else self.base, "average": "base", "gate_mode": "ridge"}
         return yaml.safe_dump({**keys, "experts": experts}, sort_keys=False, allow_unicode=True)
 
 

@@ -1,7 +1,7 @@
 """Trains one expert of a mixture from texts or chats of its domain, with the stock Trainer.
 
     lexperts train expert smollm2 --train-files radiology.jsonl --output-dir experts/radiology
-    lexperts train expert smollm2 --train-files radiology.jsonl --anchor --output-dir experts/radiology
+    lexperts train expert smollm2 --train-files radiology.jsonl --lora --output-dir experts/radiology
 
 By default only the MLPs are trained: what all experts share stays the base's, so merging changes nothing that is not routed. The
 output is a dense model that `lexperts merge compose` reads; with --lora an adapter of it. To thaw more weights later, as in BAR
@@ -11,12 +11,9 @@ output is a dense model that `lexperts merge compose` reads; with --lora an adap
 from pathlib import Path
 
 from datasets import Dataset
-from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, Trainer
+from transformers import AutoModelForCausalLM
 
-from merge_tools import anchors
-from merge_tools.checkpoints import open_source
 from merge_tools.families import FAMILIES
 from run_tools.errors import UserError, short_repr
 from run_tools.model_loading import open_config
@@ -25,45 +22,16 @@ from run_tools.model_options import describe_load_errors, open_with_tokenizer
 from ..common.arguments import RunFolderArguments
 from ..common.causal_training import CheckpointTrainer, add_lora, make_trainer, print_rank0, training_command
 from ..common.run_folder import open_run
-from .anchor import GATE, add_anchors
 from .arguments import FREEZE, DataArguments, ModelArguments
 from .card import CardCallback, name_base
 from .texts import make_windows
 
 
-class KeepsCard:
-    """A Trainer that pushes the card of `CardCallback`; the stock one would write another."""
+class ExpertTrainer(CheckpointTrainer):
+    """Pushes the card of `CardCallback`; the stock Trainer would write another."""
 
     def create_model_card(self, *args, **kwargs):
         """Writes nothing."""
-
-
-class ExpertTrainer(KeepsCard, CheckpointTrainer):
-    """Of an expert that is a dense model."""
-
-
-class AnchoredTrainer(KeepsCard, Trainer):
-    """Saves the expert in the layout of a dense model, and the gates between it and its frozen copy in a file of their own, which names
-    the base by its digest.
-    """
-
-    base_digest = ""
-
-    def save_model(self, output_dir=None, _internal_call: bool = False):
-        """As in the Trainer. Checkpoints, which have a folder of their own, hold the gates too, with which training resumes."""
-        if (_internal_call and output_dir) or not self.args.should_save:
-            return super().save_model(output_dir, _internal_call)
-        weights = self.model.state_dict()
-        gates = {name: weight.detach().cpu().contiguous() for name, weight in weights.items() if GATE in name}
-        folder = output_dir or self.args.output_dir
-        self.model.save_pretrained(folder, state_dict={k: v for k, v in weights.items() if k not in gates})
-        self.processing_class.save_pretrained(folder)
-        save_file(gates, f"{folder}/{anchors.FILE}", {anchors.BASE: self.base_digest})
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-
-    def _push_from_checkpoint(self, checkpoint_folder):
-        """Pushes no checkpoint, in whose layout an expert cannot be merged; the expert is pushed when it is saved."""
 
 
 class AdapterTrainer(ExpertTrainer):
@@ -98,8 +66,6 @@ def load(args: ModelArguments):
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     freeze(model, args.freeze)
-    if args.anchor:
-        add_anchors(model)
     if args.lora:
         model = add_lora(model, args.lora_r, target_modules=["gate_proj", "up_proj", "down_proj"])
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -130,13 +96,11 @@ def prepare(model_args: ModelArguments, data_args: DataArguments, folder_args: R
     model, tokenizer = load(model_args)
     files = {"train": data_args.train_files, "validation": data_args.validation_files}
     splits = {name: make_dataset(name, paths, tokenizer, data_args) for name, paths in files.items() if paths}
-    cls = AnchoredTrainer if model_args.anchor else AdapterTrainer if model_args.lora else ExpertTrainer
+    cls = AdapterTrainer if model_args.lora else ExpertTrainer
     card = CardCallback(model_args)
     trainer = make_trainer(model, tokenizer, splits, training_args, cls, callbacks=[card])
     if model_args.lora:
         trainer.base = card.base
-    if model_args.anchor:
-        trainer.base_digest = anchors.digest_of_base(open_source("base", model_args.model_name_or_path))
     return trainer, folder
 
 

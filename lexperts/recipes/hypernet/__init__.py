@@ -1,1 +1,1 @@
-"""The hypernetwork and its baselines: keyphrases, text classification, question answering."""
+"""The hypernetwork: keyphrases, text classification, question answering."""

@@ -13,9 +13,6 @@ class ModelArguments:
     """The model and its backbone."""
 
     backbone: str = option("minilm", "Hub id or folder of any encoder; minilm is in lexperts[offline]", kind="model")
-    reader: Literal["hypernet", "bilstm", "title_guided", "plain"] = option(
-        "hypernet", "layer that encodes the text: the hypernetwork, or a baseline"
-    )
     freeze_backbone: bool = option(True, "whether to freeze the backbone")
     backbone_lr: float = option(2e-5, "learning rate of a backbone that is not frozen", least=0)
     attention_dropout: float | None = option(None, "that of the backbone; 0 is faster on a CPU", least=0, below=1)

@@ -1,4 +1,4 @@
-"""The models that the commands train, the hypernetwork and its baselines, and their Trainers."""
+"""The models that the commands train, and their Trainers."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from modeling_hypernet import (
     HypernetForQuestionAnswering,
     HypernetForSequenceClassification,
     HypernetForTokenClassification,
-    HypernetModel,
 )
 from run_tools import model_loading
 from run_tools.backbones import resolve_backbone
@@ -19,25 +18,19 @@ from run_tools.model_options import describe_load_errors
 from ..common.run_folder import RunFolder, open_run
 from ..common.training import RecipeTrainer, trainer_options
 from .arguments import DataArguments, ModelArguments
-from .baselines import BiLstmModel, PlainModel, TitleGuidedModel
 
-MODELS = {"hypernet": HypernetModel, "bilstm": BiLstmModel, "title_guided": TitleGuidedModel, "plain": PlainModel}
 HEADS = {
     "keyphrases": HypernetForTokenClassification,
     "classes": HypernetForSequenceClassification,
     "answers": HypernetForQuestionAnswering,
 }
-NOT_CONFIG_FIELDS = ("backbone", "reader", "backbone_lr")
+NOT_CONFIG_FIELDS = ("backbone", "backbone_lr")
 
 
 def build_model(head: str, args: ModelArguments, backbone: str, **options):
-    """A head on the hypernetwork or a baseline, on a pretrained backbone."""
-    cls = HEADS[head]
-    if args.reader != "hypernet":
-        model_class = MODELS[args.reader]
-        cls = type(f"{model_class.__name__}{cls.__name__}", (cls,), {"model_class": model_class, "_auto_class": None})
+    """A head on the hypernetwork, on a pretrained backbone."""
     fields = {name: value for name, value in vars(args).items() if name not in NOT_CONFIG_FIELDS}
-    return cls.from_backbone(backbone, **fields, **options)
+    return HEADS[head].from_backbone(backbone, **fields, **options)
 
 
 def open_tokenizer(backbone: str, max_length: int):
@@ -80,10 +73,9 @@ class ViterbiTrainer(RecipeTrainer):
         return outputs.loss, None if prediction_loss_only else (outputs.logits, paths), inputs.get("labels")
 
 
-def save_pipeline(task: str, folder: RunFolder, trainer, reader: str):
-    """The pipeline of a trained model, which is saved unless the model is a baseline."""
+def save_pipeline(task: str, folder: RunFolder, trainer):
+    """Saves the pipeline of a trained model, and returns it."""
     run = pipeline(task, model=trainer.model, tokenizer=trainer.processing_class)
-    if reader == "hypernet":
-        run.save_pretrained(folder.path)
-        print(f"\nThe model is in {folder.path}: pipeline({task!r}, model={str(folder.path)!r})")
+    run.save_pretrained(folder.path)
+    print(f"\nThe model is in {folder.path}: pipeline({task!r}, model={str(folder.path)!r})")
     return run

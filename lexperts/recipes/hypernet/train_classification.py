@@ -1,4 +1,4 @@
-"""Fine-tunes the hypernetwork, or a baseline, to classify texts with titles.
+"""Fine-tunes the hypernetwork to classify texts with titles.
 
     lexperts train hypernet-classes news_cpu --train-files train.jsonl --test-files test.jsonl
     lexperts train hypernet-classes news_paper --dataset-name fancyzhx/ag_news
@@ -59,7 +59,7 @@ def train(model_args, *groups) -> None:
     if test is not None:
         results["test"] = trainer.predict(test, metric_key_prefix="test").metrics
         print(f"test, {len(test):,} texts: accuracy {100 * results['test']['test_accuracy']:.1f}")
-    save_pipeline("text-classification", folder, trainer, model_args.reader)
+    save_pipeline("text-classification", folder, trainer)
     write_results(folder, trainer, **results)
 
 

@@ -1,4 +1,4 @@
-"""Fine-tunes the hypernetwork, or a baseline, to extract keyphrases from texts with titles.
+"""Fine-tunes the hypernetwork to extract keyphrases from texts with titles.
 
     lexperts train hypernet-keyphrases inspec_cpu --train-files train.jsonl --test-files test.jsonl
     lexperts train hypernet-keyphrases keyphrases_paper --dataset-name midas/inspec
@@ -109,7 +109,7 @@ def train(model_args, data_args, *groups) -> None:
     # none if the most likely path was better than any threshold
     threshold = best_evaluation(trainer.state, "eval_span_f1").get("eval_threshold")
     trainer.model.config.keyphrase_threshold = threshold
-    extract = save_pipeline("keyphrase-extraction", folder, trainer, model_args.reader)
+    extract = save_pipeline("keyphrase-extraction", folder, trainer)
     test = {"test": score(extract, documents, data_args.show)} if documents else {}
     write_results(folder, trainer, best_validation_span_f1=trainer.state.best_metric, threshold=threshold, **test)
 

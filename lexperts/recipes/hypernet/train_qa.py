@@ -59,7 +59,7 @@ def train(model_args, data_args, *groups) -> None:
     """Runs the command."""
     folder, trainer, rows_by_split = prepare(model_args, data_args, *groups)
     train_or_resume(trainer, folder)
-    answer, results = save_pipeline("extractive-qa", folder, trainer, model_args.reader), {}
+    answer, results = save_pipeline("extractive-qa", folder, trainer), {}
     for split, rows in rows_by_split.items():
         results |= score(answer, split, rows, data_args)
     write_results(folder, trainer, **results)

@@ -12,7 +12,7 @@ from ..common.arguments import TRAINING, RunFolderArguments
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
 ROUTER_PARTS = ("gates", "experts", "all")
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
-METRICS = ("bleu", "rouge", "meteor", "bertscore", "moverscore", "mauve")
+METRICS = ("bleu", "rouge", "meteor", "bertscore", "mauve")
 BLEU_KINDS = ("sacrebleu", "nltk", "moses")
 WITHOUT_CONTEXTS = ("Hei++", "MultiRD", "Webster's Unabridged")
 ROWS = "JSON Lines with term, context, definition"
@@ -85,26 +85,9 @@ class RouterArguments:
             raise UserError("train='all' cannot be combined with lora: an adapter has part of the weights. Unset one.")
 
 
-@dataclass(kw_only=True)
-class RewardArguments(DataArguments):
-    """Arguments of `lexperts train lexicon-reward`."""
-
-    model_name_or_path: str = required("Hub id or folder of the model that samples definitions", kind="model")
-    reward_base: str = required("start of the reward model: a dense Llama with the same tokenizer", kind="model")
-    chosen: Literal["gold", "nearest"] = option(
-        "gold", "preferred definition of a pair: gold, the reference; or nearest, the nearest sample"
-    )
-    samples: int = option(32, "number of sampled definitions per row", least=1)
-    kept: int = option(8, "rejected samples per row: the most likely wrong ones, or (nearest) the furthest", least=1)
-    max_rows: int | None = option(None, "use only the first N rows of each split", least=1)
-    max_new_tokens: int = option(48, "maximum tokens of a sampled definition", least=1)
-    sampling_batch_size: int = option(16, "rows per batch while sampling", least=1)
-    max_length: int = option(160, "maximum tokens of prompt and definition; longer pairs are dropped", least=1)
-
-
 @dataclass
-class WritingArguments:
-    """Arguments that `generate` and `in-context` have in common."""
+class GenerateArguments:
+    """Arguments of `lexperts define generate`."""
 
     model_name_or_path: str = required("Hub id or folder of the model", kind="model")
     test_files: list[str] = required(f"files of rows to define: {ROWS}", kind="file")
@@ -117,40 +100,15 @@ class WritingArguments:
     top_k: int = option(50, "number of most likely tokens to sample from", least=0)
     top_p: float = option(0.9, "probability mass of the tokens to sample from", above=0, most=1)
     repetition_penalty: float = option(1.05, "repetition penalty while sampling", above=0)
+    best_of: int = option(1, "number of sampled definitions per row, of which the best is taken", least=1)
+    reward_model: str | None = option(
+        None,
+        "Hub id or folder of a sequence classifier that ranks the samples; by default their likelihood",
+        kind="model",
+    )
     on_long: Literal["truncate", "error"] = option(
         "truncate", "contexts that are too long: truncate them around the term, or error"
     )
-    seed: int = option(42, "random seed of sampling", least=0, most=LARGEST_SEED)
-    dtype: Dtype = option("float32", DTYPE)
-    device: str | None = option(None, "device, such as cpu; by default an accelerator if available")
-
-    def __post_init__(self):
-        if not self.output.endswith(".jsonl"):
-            raise UserError(f"output={self.output!r} does not end in .jsonl. Rename it: it is written as JSON Lines.")
-
-    def generate_kwargs(self) -> dict:
-        """Decoding options for `DefinitionGenerator`; greedy decoding needs no others."""
-        if not self.sample:
-            return {"max_new_tokens": self.max_new_tokens}
-        names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
-        return {"do_sample": True} | {name: getattr(self, name) for name in names}
-
-
-@dataclass
-class GenerateArguments(WritingArguments):
-    """Arguments of `lexperts define generate`."""
-
-    best_of: int = option(1, "number of sampled definitions per row, of which the best is taken", least=1)
-    scorer: Literal["likelihood", "reward", "oracle"] | None = option(
-        None,
-        "score that selects the best sample: reward, likelihood, or oracle (nearest to a gold definition, for "
-        "analysis only); by default reward if there is a reward model",
-    )
-    reward_model: str | None = option(None, "Hub id or folder of a `lexperts train lexicon-reward` model", kind="model")
-    curve: list[int] | None = option(
-        None, "sample counts: also write the best of the first n samples, one file per n", least=1
-    )
-    keep_samples: bool = option(False, "also write all samples with their scores")
     routing_policy: Literal["token", "sequence_soft", "sequence_hard", "domain"] | None = option(
         None, "routing policy, in place of the mixture's own"
     )
@@ -161,38 +119,21 @@ class GenerateArguments(WritingArguments):
         None, "sentence embedder of the centroids, or minilm; by default the mixture's own", kind="embedder"
     )
     embedding_cache: str | None = option(None, "folder that caches embeddings", kind="output folder")
+    seed: int = option(42, "random seed of sampling", least=0, most=LARGEST_SEED)
+    dtype: Dtype = option("float32", DTYPE)
+    device: str | None = option(None, "device, such as cpu; by default an accelerator if available")
 
     def __post_init__(self):
-        super().__post_init__()
-        self.scorer = self.scorer or ("reward" if self.reward_model else "likelihood")
-        if (self.scorer == "reward") != (self.reward_model is not None):
-            raise UserError(
-                f"scorer={self.scorer!r} and reward_model={self.reward_model!r} do not match: scorer='reward' needs a "
-                "reward_model, and no other scorer has one. Pass both, or neither."
-            )
-        for n in self.curve or ():
-            if not 1 <= n <= self.best_of:
-                raise UserError(f"curve={n} must be between 1 and best_of={self.best_of}.")
+        if not self.output.endswith(".jsonl"):
+            raise UserError(f"output={self.output!r} does not end in .jsonl. Rename it: it is written as JSON Lines.")
         self.sample = self.sample or self.best_of > 1
 
-
-@dataclass
-class InContextArguments(WritingArguments):
-    """Arguments of `lexperts define in-context`."""
-
-    train_files: list[str] = option([], f"files that examples are taken from: {ROWS}", kind="file")
-    shots: list[int] = option([0, 1, 2, 4, 8], "numbers of examples; one output file per number", least=0)
-    shots_by: Literal["random", "retrieved"] = option("random", "selection of examples: random, or retrieved (nearest)")
-    embedder: str | None = option(
-        None, "sentence embedder that finds the nearest rows, or minilm; by default TF-IDF", kind="embedder"
-    )
-    embedding_cache: str | None = option(None, "folder that caches embeddings", kind="output folder")
-    chat: bool = option(False, "format prompts by the tokenizer's chat template")
-
-    def __post_init__(self):
-        super().__post_init__()
-        if max(self.shots) and not self.train_files:
-            raise UserError(f"shots={self.shots} needs train_files to take examples from. Pass some.")
+    def generate_kwargs(self) -> dict:
+        """Decoding options for `DefinitionGenerator`; greedy decoding needs no others."""
+        if not self.sample:
+            return {"max_new_tokens": self.max_new_tokens}
+        names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
+        return {"do_sample": True} | {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -208,9 +149,6 @@ class EvaluationArguments:
     bertscore_model: str | None = option(None, "folder or Hub id for BERTScore, such as roberta-large", kind="model")
     bertscore_layer: int | None = option(
         None, "layer of that model; default: bert-score's choice, or the last", least=0
-    )
-    moverscore_model: str | None = option(
-        None, "model of MoverScore: folder or Hub id, such as bert-base-uncased", kind="model"
     )
     mauve_model: str | None = option(None, "model of MAUVE: folder or Hub id, such as gpt2-large", kind="model")
     batch_size: int = option(64, "texts per batch of these models", least=1)
@@ -264,37 +202,12 @@ class PreparationArguments:
         self.places = [parse_name_place(source, "--sources", "oxford=data/oxford") for source in self.sources]
 
 
-@dataclass
-class RunArguments:
-    """Arguments of `lexperts define run`."""
-
-    config: str = required("recipe: small, medium, smollm2, or a YAML file; also the first argument")
-    data: str | None = option(
-        None, "folder of train.jsonl, validation.jsonl, test.jsonl, in place of the recipe's", kind="folder"
-    )
-    work_dir: str | None = option(None, "folder for all outputs, in place of the recipe's", kind="output folder")
-    set: list[str] = option([], "KEY=VALUE: settings in place of the recipe's, such as seed=21 expert.train=all")
-    ablations: str | None = option(
-        None, "YAML file of named changes; by default the one that comes with the recipe", kind="file"
-    )
-    ablation: list[str] = option(["main"], "named changes to run; main is the recipe itself")
-    jobs: int = option(1, "experts trained at once, with one thread each on CPUs", least=1)
-    from_step: str | None = option(None, "run this step again, and the steps that depend on it")
-    dry_run: bool = option(False, "show the steps, and run none")
-
-
 ARGUMENTS = {
     "train_expert": (ModelArguments, DataArguments, RunFolderArguments, TRAINING),
     "tune_router": (RouterArguments, DataArguments, RunFolderArguments, TRAINING),
-    "train_reward": (RewardArguments, RunFolderArguments, TRAINING),
     "evaluate": (EvaluationArguments,),
     "generate": (GenerateArguments,),
-    "in_context": (InContextArguments,),
     "prepare": (PreparationArguments,),
-    "run": (RunArguments,),
 }
 # the YAML files in this folder, by the command that they are for
-CONFIGS = {
-    "train_expert": ("llama3_8b", "medium_gpu", "small_cpu", "smollm2_cpu"),
-    "run": ("medium", "small", "smollm2"),
-}
+CONFIGS = {"train_expert": ("llama3_8b", "small_cpu", "smollm2_cpu")}

@@ -1,8 +1,8 @@
-"""Scores generated definitions: BLEU, ROUGE-L, METEOR, BERTScore, MoverScore, MAUVE, with intervals and paired tests.
+"""Scores generated definitions: BLEU, ROUGE-L, METEOR, BERTScore, MAUVE, with intervals and paired tests.
 
     lexperts evaluate definitions --files dense=dense.jsonl mixture=mixture.jsonl --baseline dense --output-dir results
     lexperts evaluate definitions --files a=a-21.jsonl a=a-42.jsonl --references data/train.jsonl \\
-        --bertscore-model roberta-large --moverscore-model bert-base-uncased --mauve-model gpt2-large --output-dir results
+        --bertscore-model roberta-large --mauve-model gpt2-large --output-dir results
 
 Files are those of `lexperts define generate`: rows with term, context, definition (gold) and generated. Several files of one
 name are the seeds of one system; a row's score is then their mean. A row's score is the best over its references. There are
@@ -35,8 +35,7 @@ from . import scores
 from .arguments import EvaluationArguments
 
 TITLES = {
-    "bleu": "BLEU", "rouge": "ROUGE-L", "meteor": "METEOR", "bertscore": "BERTScore", "moverscore": "MoverScore",
-    "mauve": "MAUVE",
+    "bleu": "BLEU", "rouge": "ROUGE-L", "meteor": "METEOR", "bertscore": "BERTScore", "mauve": "MAUVE",
 }  # fmt: skip
 PROTOCOLS = {"context": "the same term and context", "term": "the same term in any sense"}
 EXAMPLE = '{"term": "...", "context": "...", "definition": "...", "generated": "..."}'
@@ -105,16 +104,14 @@ def load_metric(name: str, args: EvaluationArguments, gold: list[str]):
     model = getattr(args, f"{name}_model")
     if model is None:
         raise ValueError(f"it needs a model. Pass --{name}-model, a folder or Hub id.")
-    from ..common.bertscore import BertScore
-    from .model_scores import Mauve, MoverScore
-
     if name == "mauve":
+        from .mauve import Mauve
+
         mauve = Mauve(model, args.batch_size)
         return partial(mauve, references=gold), mauve.facts
-    if name == "bertscore":
-        scorer = BertScore(model, args.bertscore_layer, args.batch_size)
-    else:
-        scorer = MoverScore(model, gold, args.batch_size)
+    from ..common.bertscore import BertScore
+
+    scorer = BertScore(model, args.bertscore_layer, args.batch_size)
     return scorer, scorer.facts
 
 

@@ -1,20 +1,16 @@
 """Writes the definitions of test rows by a model of this recipe: a dense Llama, an expert, a mixture.
 
     lexperts define generate --model-name-or-path runs/mixture --test-files test.jsonl --output runs/greedy.jsonl
-    lexperts define generate --model-name-or-path runs/mixture --test-files test.jsonl --output runs/best.jsonl \\
-        --best-of 8 --curve 1 2 4 8 --reward-model runs/reward
+    lexperts define generate --model-name-or-path runs/mixture --test-files test.jsonl --output runs/best.jsonl --best-of 8
 
 A line of the output is its row with `generated`, `score`, and for a model with centroids `domain` and `distance`. --best-of 8
-samples eight definitions per row and takes the one with the highest score; --curve 1 2 4 8 also writes the best of the first
-1, 2, 4 and 8 samples to runs/best.best1.jsonl and so on. The oracle scorer reads the gold definitions: it shows what a perfect
-choice would give, for analysis only. Start the same command again after an interruption: it ends in the same file. Counts
-are in runs/.best.jsonl.run.json.
+samples eight definitions per row and takes the most likely one, or the one that --reward-model prefers. Start the same command
+again after an interruption: it ends in the same file. Counts are in runs/.best.jsonl.run.json.
 """
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,9 +23,7 @@ from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
 from modeling_lexicon.terms_lexicon import is_in_context
 from run_tools.errors import RESUME
-from run_tools.files import write_file
 from run_tools.fingerprints import digest, fingerprint
-from run_tools.jsonl import json_lines
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 from run_tools.model_options import describe_load_errors, parse_device
 from run_tools.packaged import resolve_model
@@ -38,8 +32,7 @@ from run_tools.versions import __version__, package_versions
 
 from ..common.arguments import command
 from ..common.embedders import resolve_embedder
-from .arguments import GenerateArguments, WritingArguments
-from .scores import bleu, references_of, without_full_stops
+from .arguments import GenerateArguments
 from .training import load_split
 
 WITHOUT_EFFECT = ("output", "device", "embedding_cache")  # settings that do not change definitions
@@ -53,7 +46,7 @@ def count_absent_terms(rows: list[dict]) -> int:
     return absent
 
 
-def load_model(args: WritingArguments, changes: dict | None = None):
+def load_model(args: GenerateArguments, changes: dict | None = None):
     """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
     device, path = parse_device(args.device), resolve_model(args.model_name_or_path)
     with describe_load_errors("--model-name-or-path", path):
@@ -115,21 +108,14 @@ def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> int:
     return count
 
 
-def make_oracle(rows: list[dict]) -> Callable[[int, str], float]:
-    """A function of a row's number and a definition: BLEU in per cent against the nearest of the row's references."""
-    score, _ = bleu()
-    references = references_of(rows)["context"]
-    return lambda i, text: round(max(score(without_full_stops(text), reference) for reference in references[i]), 6)
-
-
-def generation_settings(args: WritingArguments, rows: list[dict]) -> dict:
+def generation_settings(args: GenerateArguments, rows: list[dict]) -> dict:
     """Everything that the definitions depend on."""
     settings = {name: value for name, value in asdict(args).items() if name not in (*WITHOUT_EFFECT, "test_files")}
     model = resolve_model(args.model_name_or_path)
     settings["model_name_or_path"] = fingerprint(model)
-    if getattr(args, "reward_model", None):
+    if args.reward_model:
         settings["reward_model"] = fingerprint(args.reward_model)
-    embedder, config = getattr(args, "embedder", None), Path(model) / "config.json"
+    embedder, config = args.embedder, Path(model) / "config.json"
     if embedder is None and config.is_file():
         embedder = json.loads(config.read_text(encoding="utf-8")).get("embedder")  # of the rows' domains
     if embedder:
@@ -137,58 +123,31 @@ def generation_settings(args: WritingArguments, rows: list[dict]) -> dict:
     return {**settings, "rows": len(rows), "rows_sha256": digest(rows), "lexperts": __version__}
 
 
-def pick_best(samples: list[dict]) -> dict:
-    """The sample with the highest score, the first of equals; an empty definition only if all are empty."""
-    return max([sample for sample in samples if sample["definition"]] or samples, key=lambda sample: sample["score"])
+def write_definitions(generator, rows, args: GenerateArguments, file: ResumableJsonl, info, report):
+    """Writes the rows that are missing, each with its definition, its score and its `info`, and completes the output."""
 
+    def define(batch: list[dict], first: int) -> list[dict]:
+        found = generator(batch, first=first, batch_size=args.batch_size)
+        own = zip(batch, found, info[first : first + len(batch)], strict=True)
+        return [{**row, "generated": one["definition"], "score": one["score"], **more} for row, one, more in own]
 
-def best_definitions(samples: list[list[dict]], rows: list[dict], info: list[dict], n: int, keep: bool) -> list[dict]:
-    """The rows, each with its `info`, the best of its first n samples, and with `keep` all of these."""
-    lines = []
-    for row, own, more in zip(rows, samples, info, strict=True):
-        best = pick_best(own[:n])
-        line = {**row, "generated": best["definition"], "score": best["score"], **more}
-        lines.append(line | ({"samples": own[:n]} if keep else {}))
-    return lines
-
-
-def write_definitions(generator, rows, args: WritingArguments, file: ResumableJsonl, info, report, oracle=None):
-    """Samples what is missing, with scores by the oracle if it is given, then writes the files of the curve and the output."""
-
-    def sample(batch: list[dict], first: int) -> Iterator[dict]:
-        for i, outputs in enumerate(generator.sample(batch, first=first, batch_size=args.batch_size), start=first):
-            scored = ((one["definition"], one["score"]) for one in outputs)
-            yield {"samples": [{"definition": d, "score": oracle(i, d) if oracle else score} for d, score in scored]}
-
-    started, keep = time.perf_counter(), getattr(args, "keep_samples", False)
-    new = file.write(rows, sample, batch_size=args.batch_size, seed=args.seed, desc="definitions")
+    started = time.perf_counter()
+    new = file.write(rows, define, batch_size=args.batch_size, seed=args.seed, desc="definitions")
     seconds = time.perf_counter() - started
-    samples = [line["samples"] for line in file.read_rows()[: len(rows)]]
-    for n in getattr(args, "curve", None) or ():  # first: if the output exists, all exist
-        path = file.path.with_suffix(f".best{n}.jsonl")
-        write_file(path, json_lines(best_definitions(samples, rows, info, n, keep)))
-        print(f"wrote {path}", flush=True)
-    lines = best_definitions(samples, rows, info, generator.best_of, keep)
-    empty = sum(not line["generated"] for line in lines)
+    empty = sum(not line["generated"] for line in file.read_rows())
     speed = {"new": new, "seconds": round(seconds, 2), "rows_per_second": round(new / seconds, 3)}
     about = {"model": args.model_name_or_path, "rows": len(rows), **report, "empty": empty, **speed}
-    file.finish_output(lines, {**about, **package_versions(("torch", "transformers"))})
+    file.finish_output(facts={**about, **package_versions(("torch", "transformers"))})
     print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
     print(f"wrote {file.path}", flush=True)
-
-
-def is_complete(file: ResumableJsonl) -> bool:
-    """Whether the output exists, which is printed; a `SettingsMismatchError` if it has other settings."""
-    if complete := file.is_complete():
-        print(f"{file.path} is complete already", flush=True)
-    return complete
 
 
 def run(args: GenerateArguments) -> None:
     """Generates and writes the definitions."""
     rows = load_split("test", args.test_files)[: args.max_rows]
     file = ResumableJsonl(args.output, generation_settings(args, rows))
-    if is_complete(file):
+    if file.is_complete():
+        print(f"{file.path} is complete already", flush=True)
         return
     absent = count_absent_terms(rows)
     changes = {"routing_policy": args.routing_policy, "num_experts_per_tok": args.experts_per_token}
@@ -196,14 +155,10 @@ def run(args: GenerateArguments) -> None:
     ids, domain_info = select_domains(model, rows, args)
     options = {"best_of": args.best_of, "reward_model": args.reward_model, "domain_ids": ids, "on_long": args.on_long}
     options |= args.generate_kwargs()
-    generator = DefinitionGenerator(model, tokenizer, num_definitions=args.best_of, **options)
+    generator = DefinitionGenerator(model, tokenizer, **options)
     logging.getLogger("modeling_lexicon").setLevel(logging.ERROR)  # truncated contexts are counted here
-    report = {"absent": absent, "truncated": count_truncated(generator, rows), "scorer": args.scorer}
-    oracle = None
-    if args.scorer == "oracle":
-        print("scorer: oracle reads the gold definitions: for analysis only, not a result of a system", flush=True)
-        oracle, domain_info = make_oracle(rows), [{**info, "oracle": True} for info in domain_info]
-    write_definitions(generator, rows, args, file, domain_info, report, oracle)
+    report = {"absent": absent, "truncated": count_truncated(generator, rows)}
+    write_definitions(generator, rows, args, file, domain_info, report)
 
 
 main = command("lexicon", "generate", run, RESUME)

@@ -6,7 +6,7 @@ from modeling_lexicon.data_lexicon import tokenize_definitions
 from run_tools.definition_rows import FIELDS, load_definition_rows
 
 from ..common.causal_training import print_rank0
-from .arguments import DataArguments, RewardArguments
+from .arguments import DataArguments
 
 
 def load_split(name: str, paths: list[str]) -> list[dict]:
@@ -16,7 +16,7 @@ def load_split(name: str, paths: list[str]) -> list[dict]:
     return rows
 
 
-def load_rows(args: DataArguments | RewardArguments) -> dict[str, list[dict]]:
+def load_rows(args: DataArguments) -> dict[str, list[dict]]:
     """The rows of training and, if there are any, of validation."""
     files = {"train": args.train_files, "validation": args.validation_files}
     return {split: load_split(split, paths) for split, paths in files.items() if paths}

@@ -1,4 +1,4 @@
-"""Trains the gates of a merged mixture, gates and experts, or all of it with the stock Trainer, and reports the routing.
+"""Trains the gates of a merged mixture, gates and experts, or all of it with the stock Trainer.
 
     lexperts train lexicon-router --model-name-or-path MIXTURE --train gates --train-files train.jsonl \\
         --validation-files validation.jsonl --output-dir runs/tuned --router-aux-loss-coef 0.01 --eval-strategy epoch
@@ -9,10 +9,9 @@ a column `domain`.
 With --lora the output is an adapter: LoRA on the attention, and the parts of --train in full.
 """
 
-import torch
 from datasets import Dataset
 from torch import nn
-from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
 
 from merge_tools.families import MIXTURES
 from run_tools.model_options import open_with_tokenizer
@@ -21,32 +20,7 @@ from ..common.arguments import RunFolderArguments
 from ..common.causal_training import add_lora, make_trainer, print_rank0, training_command
 from ..common.run_folder import open_run
 from .arguments import DataArguments, RouterArguments
-from .routing_report import format_report, module_names, routing_of, routing_sums, summarise, to_log_dict
 from .training import load_rows, make_dataset
-
-
-class RoutingReport(TrainerCallback):
-    """After each evaluation, reads the validation rows again, and logs and prints how they are routed."""
-
-    def __init__(self, trainer: Trainer):
-        self.trainer = trainer
-
-    @torch.no_grad()
-    def on_evaluate(self, args, state, control, model, eval_dataloader, **kwargs):
-        """See the class."""
-        gather, sums = self.trainer.accelerator.gather_for_metrics, 0
-        training = model.training
-        model.eval()
-        for batch in eval_dataloader:
-            outputs = model(**batch, output_router_logits=True)
-            logits, top_k, index = routing_of(outputs, model.config)
-            rows = routing_sums(logits, top_k, batch["attention_mask"], index)
-            sums = sums + gather(rows).sum(0).double().cpu()  # (L, 2 E + 3); without rows that fill up the last batch
-        model.train(training)
-        layers, names = summarise(sums), module_names(model.config)
-        self.trainer.log(to_log_dict(layers, names))
-        if state.is_world_process_zero:
-            print(format_report(layers, names, getattr(model.config, "expert_names", None)))
 
 
 def freeze(model, parts: tuple[str, ...]) -> None:
@@ -121,9 +95,7 @@ def prepare(
     splits = {}
     for name, rows in rows_by_split.items():
         splits[name] = check_domains(make_dataset(name, rows, tokenizer, data_args.max_length), model.config)
-    trainer = make_trainer(model, tokenizer, splits, training_args)
-    trainer.add_callback(RoutingReport(trainer))
-    return trainer, folder
+    return make_trainer(model, tokenizer, splits, training_args), folder
 
 
 main = training_command("lexicon", "tune_router", prepare, "eval_perplexity", "perplexity of the definitions {:.2f}")

@@ -1,1 +1,1 @@
-"""MoeSumm: pretraining of a small backbone, training, evaluation and analysis."""
+"""MoeSumm: training and evaluation."""

@@ -124,22 +124,6 @@ class GenerationArguments:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-@dataclass
-class PretrainingArguments:
-    """A small BART and its noise."""
-
-    vocab_size: int = option(8192, "vocabulary size of the byte-level BPE", least=1)
-    d_model: int = option(256, "hidden size", least=1)
-    layers: int = option(3, "layers of the encoder, and of the decoder", least=1)
-    heads: int = option(4, "attention heads", least=1)
-    ffn_dim: int = option(1024, "inner size of the feed-forward layers", least=1)
-    positions: int = option(512, "maximum tokens of encoder and decoder", least=1)
-    segment_words: int = option(128, "maximum words of a training text", least=1)
-    mask_ratio: float = option(0.3, "share of the words that is masked", least=0, below=1)
-    span_length: float = option(3.0, "mean words of a masked span", least=1)
-    permute: bool = option(False, "also permute sentences; needs longer training")
-
-
 @dataclass(kw_only=True)
 class EvaluationArguments(ColumnArguments):
     """Systems and metrics."""
@@ -158,7 +142,6 @@ class EvaluationArguments(ColumnArguments):
 
 ARGUMENTS = {
     "train": (ModelArguments, FewShotArguments, DataArguments, GenerationArguments, RunFolderArguments, TRAINING),
-    "pretrain": (PretrainingArguments, DataArguments, RunFolderArguments, TRAINING),
     "evaluate": (EvaluationArguments, GenerationArguments),
 }
 # the YAML files in this folder, by the command that they are for

@@ -5,13 +5,9 @@ from typing import Literal
 
 from run_tools.errors import UserError
 from run_tools.model_options import PACKAGED_MODELS
-from run_tools.option_values import LARGEST_SEED
 from run_tools.options import option
 
 from ..common.arguments import TRAINING, ColumnArguments, RunFolderArguments, SplitArguments
-
-# name -> use_moe, use_rnn
-ABLATIONS = {"vanilla": (False, False), "moe": (True, False), "rnn": (False, True), "moe_rnn": (True, True)}
 
 
 @dataclass
@@ -34,7 +30,6 @@ class ModelArguments:
     student_hidden_size: int | None = option(None, "width of the new model, with --teacher (default: 128)", least=32)
     student_layers: int | None = option(None, "its number of layers (default: 2)", least=1)
     attention_dropout: float | None = option(None, "that of the backbone; 0 is faster on a CPU", least=0, below=1)
-    ablation: str | None = option(None, "sets --use-moe and --use-rnn", choices=ABLATIONS)
     use_moe: bool = option(True, "use the mixture of experts")
     use_rnn: bool = option(True, "use the recurrent encoder (BiLSTM)")
     rnn_num_layers: int = option(2, "its number of layers", least=1)
@@ -50,8 +45,6 @@ class ModelArguments:
     head_learning_rate: float | None = option(None, "learning rate of the head, if it differs", least=0)
 
     def __post_init__(self):
-        if self.ablation is not None:
-            self.use_moe, self.use_rnn = ABLATIONS[self.ablation]
         if self.num_experts_per_tok > self.num_experts:
             raise UserError(
                 f"--num-experts-per-tok {self.num_experts_per_tok} exceeds --num-experts {self.num_experts}. Use a smaller one."
@@ -144,16 +137,6 @@ class DataArguments(ColumnArguments, SplitArguments):
             raise UserError(f"--as-noun-phrases {' '.join(self.as_noun_phrases)} needs --tagger, as en_core_web_sm.")
 
 
-@dataclass
-class RunArguments:
-    """Several seeds, a first training stage, and debugging."""
-
-    seeds: list[int] | None = option(None, "one run each; the best by validation is kept", least=0, most=LARGEST_SEED)
-    first_files: list[str] | None = option(None, "training files of a first stage, such as KP20k", kind="named file")
-    first_dataset: str | None = option(None, "Hub data set of a first stage, such as midas/kp20k", kind="place")
-    first_epochs: float = option(1.0, "epochs of the first stage", least=0)
-
-
-ARGUMENTS = {"train": (ModelArguments, DataArguments, RunArguments, RunFolderArguments, TRAINING)}
+ARGUMENTS = {"train": (ModelArguments, DataArguments, RunFolderArguments, TRAINING)}
 # the YAML files in this folder, by the command that they are for
 CONFIGS = {"train": ("deberta_paper", "default", "default_base", "distill", "minilm_cpu")}

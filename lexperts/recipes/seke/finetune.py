@@ -32,7 +32,7 @@ from run_tools.versions import package_versions
 from ..common.run_folder import RunFolder, training_summary
 from ..common.training import RecipeTrainer, best_evaluation, train_or_resume, trainer_options
 from .arguments import DataArguments, ModelArguments
-from .data import Documents, describe_data, load_documents, parse_test_file
+from .data import Documents, describe_data, parse_test_file
 from .distill import DistillationTrainer, add_unlabelled, new_student, open_graph_of
 from .mixture import HideStyles, MixtureSampler, freeze_layers
 from .scoring import (
@@ -54,7 +54,7 @@ RECORDED = (
     "learning_rate", "per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay", "lr_scheduler_type",
     "warmup_steps", "bf16", "seed",
 )  # fmt: skip
-NOT_PUSHED = ["checkpoint-*", "base/*", "first/*", "seed-*", "*.pt", "*.bin", RECORD]
+NOT_PUSHED = ["checkpoint-*", "base/*", "*.pt", "*.bin", RECORD]
 
 
 class ScoreTestSet(TrainerCallback):
@@ -102,13 +102,12 @@ def build_model(
     return get_peft_model(model, model.lora_config())
 
 
-def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments, rows=None):
-    """Everything before training, so that errors that the user can fix occur early; reads the documents unless they are given.
+def prepare(model_args: ModelArguments, data_args: DataArguments, training_args: TrainingArguments, rows: dict):
+    """Everything before training, so that errors that the user can fix occur early. `rows` are those of `load_documents`.
 
     Returns:
         The trainer, the documents of each split, and the record for results.json.
     """
-    rows = rows or load_documents(data_args)
     documents = {split: Documents.from_rows(of_split, data_args) for split, of_split in rows.items()}
     backbone = resolve_backbone(model_args.backbone)
     start, teacher = model_args.start_from or model_args.teacher or backbone, None
@@ -258,8 +257,8 @@ def collect_settings(model_args: ModelArguments, data_args: DataArguments, train
 
 def run(
     model_args: ModelArguments, data_args: DataArguments, training_args, folder: RunFolder, prepared: tuple
-) -> dict:
-    """Trains, selects, scores and saves what `prepare` returned -> the record that is written to results.json."""
+) -> None:
+    """Trains, selects, scores and saves what `prepare` returned."""
     trainer, documents, record = prepared
     train_or_resume(trainer, folder)
     if trainer.state.best_metric is None:  # --num-train-epochs 0: the model of --start-from stays, and gets rankers
@@ -290,7 +289,6 @@ def run(
     record["epochs"] = trainer.state.log_history
     conclude(record, folder.path, training_args)
     folder.mark_finished(ran=ran)
-    return record
 
 
 def conclude(record: dict, output: Path, training_args: TrainingArguments):
