@@ -3,7 +3,7 @@
     python examples/merge_experts.py               # about a minute on two cores; pip install 'lexperts[train,merge]'
 
 The base is trained here, too, with 270,000 weights, so that nothing needs to be downloaded. With real models only the
-recipe is needed: `lexperts merge compose mixture.yml mixture`. `lexperts define run` does the same with definitions.
+recipe is needed: `lexperts merge compose mixture.yml mixture`. `lm_lexicon.sh` does the same with definitions.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python examples/train_hypernet.py              # about 2 minutes on two cores; pip install 'lexperts[train,offline]'
 
-For baselines, early stopping, classification and question answering use `lexperts train hypernet-keyphrases`,
+For early stopping, classification and question answering use `lexperts train hypernet-keyphrases`,
 `hypernet-classes` and `hypernet-qa`.
 """
 

@@ -1,4 +1,4 @@
-"""`lexperts define`: definition modeling, from dictionaries to scores."""
+"""`lexperts define`: definition modeling."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ from .common import AsJson, Debug, Device, Seed, new_app, print_result, user_err
 from .corpus_options import CorpusRun, check_local, corpus_command
 from .recipes import add_recipes
 
-app = new_app("define", "Define terms in context: write definitions, prepare data, run the whole recipe.")
+app = new_app("define", "Define terms in context: write definitions, prepare data.")
 
 Model = Annotated[
     str | None,

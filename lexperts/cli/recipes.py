@@ -1,4 +1,4 @@
-"""Commands that are modules of `lexperts.recipes`: `lexperts train seke`, `lexperts define run`, ..."""
+"""Commands that are modules of `lexperts.recipes`: `lexperts train seke`, `lexperts define generate`, ..."""
 
 import sys
 from importlib import import_module
