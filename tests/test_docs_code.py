@@ -41,9 +41,6 @@ NOT_RUN = {  # part of a statement -> why it does not run here
     "keyphrases.write_parquet": "Ray; test_ray.py runs it",
     "SparkSession": "Spark; test_many_documents.py runs it",
     "mapInArrow": "Spark; test_many_documents.py runs it",
-    "from trl": "trl, which the tests do not install",
-    "reward_trainer": "trl, which the tests do not install",
-    "pairs.jsonl": "a file of the reader",
 }
 PYTHON_PAGES = [page.name for page in PAGES if page.suffix == ".md" and blocks_of(page.name, "python")]
 each_python_page = pytest.mark.parametrize("page", PYTHON_PAGES)

@@ -135,12 +135,6 @@ def test_documents_changed_in_their_place_are_not_those_that_were_prepared(files
     assert "prepared.json" in fails(train.main, *argv)
 
 
-def test_an_ablation_has_a_folder_of_its_own(prepared, tmp_path):
-    argv = [*SMALL, *FAST, "--num-train-epochs", "1", "--encoder-type", "bigru", "--data", prepared]
-    run(train, *argv, "--output-dir", tmp_path, "--ablation", "exhird_s")
-    assert json.loads((tmp_path / "exhird_s" / "config.json").read_text())["exclusive_loss_coef"] == 1.0
-
-
 def test_a_warm_start_is_prepared_and_trained(files, backbone_config, tiny_tokenizer, tmp_path):
     torch.manual_seed(0)
     AutoModel.from_config(backbone_config("bert")).save_pretrained(tmp_path / "bert")

@@ -46,7 +46,7 @@ def count_absent_terms(rows: list[dict]) -> int:
     return absent
 
 
-def load_model(args: GenerateArguments, changes: dict | None = None):
+def load_model(args: GenerateArguments, changes: dict):
     """The model, with `changes` of its routing, and its tokenizer; a `ValueError` without experts or gates."""
     device, path = parse_device(args.device), resolve_model(args.model_name_or_path)
     with describe_load_errors("--model-name-or-path", path):

@@ -260,7 +260,9 @@ def run(
 ) -> None:
     """Trains, selects, scores and saves what `prepare` returned."""
     trainer, documents, record = prepared
+    pushes, training_args.push_to_hub = training_args.push_to_hub, False  # the Trainer would push every checkpoint
     train_or_resume(trainer, folder)
+    training_args.push_to_hub = pushes
     if trainer.state.best_metric is None:  # --num-train-epochs 0: the model of --start-from stays, and gets rankers
         trainer.state.best_metric = trainer.evaluate()["eval_f1@10"]
     ran = training_summary(training_args, trainer.state)
