@@ -134,7 +134,7 @@ def test_overwriting_removes_nothing_in_a_folder_that_no_run_has_written(record,
     assert content(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["embeddings.safetensors", "photos.bin", "checkpoint-best", "seed-data"])
+@pytest.mark.parametrize("name", ["embeddings.safetensors", "photos.bin", "checkpoint-best"])
 def test_overwriting_does_not_remove_what_only_looks_like_an_output(name, tmp_path):
     left_by_a_run(tmp_path)
     (tmp_path / name).write_text("mine")
