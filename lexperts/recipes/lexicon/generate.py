@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from merge_tools.clustering.embeddings import embed_texts
+from merge_tools.embeddings import embed_texts
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
@@ -35,7 +35,7 @@ from ..common.embedders import resolve_embedder
 from .arguments import GenerateArguments
 from .training import load_split
 
-WITHOUT_EFFECT = ("output", "device", "embedding_cache")  # settings that do not change definitions
+WITHOUT_EFFECT = ("output", "device")  # settings that do not change definitions
 
 
 def count_absent_terms(rows: list[dict]) -> int:
@@ -77,7 +77,7 @@ def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[li
     embedder = args.embedder or (config.embedder if by_domain else None)
     if has_centroids and embedder:
         texts = [format_prompt(row["term"], row["context"]) for row in rows]
-        vectors = torch.from_numpy(embed_texts(texts, resolve_embedder(embedder), cache=args.embedding_cache))
+        vectors = torch.from_numpy(embed_texts(texts, resolve_embedder(embedder)))
         nearest, distances = nearest_centroids(vectors, centroids)
         distances, ids = distances.gather(1, nearest[:, None])[:, 0].tolist(), nearest.tolist()
         info = [{"domain": i, "distance": round(d, 6)} for i, d in zip(ids, distances, strict=True)]

@@ -1,1 +1,0 @@
-"""Clusters definitions into domains: embeddings, balanced k-means, and the command `cluster`."""
