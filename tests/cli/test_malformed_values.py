@@ -242,7 +242,7 @@ def test_recipes(name, at):
 PLACES = {  # what a text or a path names, by the name of the argument or option
     **dict.fromkeys(("config", "candidates", "evaluation", "calibration", "samples", "predictions", "gold", "files"), "file"),
     **dict.fromkeys(("source", "data", "expert_path"), "place"), **dict.fromkeys(("folder", "mixture"), "folder"),
-    **dict.fromkeys(("model", "reward_model"), "model"), **dict.fromkeys(("out", "cache"), "output folder"),
+    **dict.fromkeys(("model", "reward_model"), "model"), "out": "output folder",
     **dict.fromkeys(("output", "plot"), "output file"), "converter": "file", "embedder": "embedder",
 }  # fmt: skip
 FOLDERS = (("keyphrases explain", "output"), ("keyphrases export", "output"))
