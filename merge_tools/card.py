@@ -7,12 +7,8 @@ from typing import Any
 
 from run_tools.cards import join_card, make_table
 from run_tools.errors import format_size
-from run_tools.model_options import is_path
-from run_tools.pretrained import PACKAGED, hub_id, published_name
+from run_tools.pretrained import hub_id, published_name
 
-from .places import is_on_hub
-
-SHA_DIGITS = 16  # of a hash
 RECIPE, EVALUATION = "## Recipe", "## What the mixture keeps of its experts"
 IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
 HOW_TO_OPEN = """```python
@@ -23,42 +19,38 @@ tokenizer = AutoTokenizer.from_pretrained("PATH")
 ```"""
 
 
-def model_card(record: dict[str, Any], sizes: dict[str, int]) -> bytes:
-    """README.md: how to open the mixture, its sources, a routing preview, and the recipe."""
+def write_card(folder: Path, record: dict[str, Any], sizes: dict[str, Any]) -> None:
+    """Writes README.md: how to open the mixture, its sources, where held-out tokens are routed, and the recipe."""
     import yaml
 
     recipe = yaml.safe_dump(published_recipe(record), sort_keys=False, allow_unicode=True).strip()
-    return join_card(
+    text = join_card(
         metadata(record),
-        f"# Mixture of {len(record['recipe']['experts'])} experts",
-        summary(record["recipe"], sizes),
-        HOW_TO_OPEN.format(imports="" if record["format"] != "lexicon" else IMPORTS),
+        f"# Mixture of {len(record['experts'])} experts",
+        f"{sizes['parameters']:,} parameters, {sizes['active_parameters']:,} of them active per token; {format_size(sizes['bytes'])}.",
+        HOW_TO_OPEN.format(imports=IMPORTS if record["format"] == "lexicon" else ""),
         *sources(record),
         *routing(record),
         f"{RECIPE}\n\n```yaml\n{recipe}\n```",
-    ).encode()
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def published(record: dict[str, Any], origin: str) -> str:
+def published(source: dict[str, Any]) -> str:
     """A source as the card names it: by its Hub id, or by the last part of its folder's path."""
-    return hub_id(origin) if is_on_hub(record, origin) else published_name(os.path.join(os.curdir, origin))
+    return published_name(os.path.join(os.curdir, source["source"])) if "path" in source else hub_id(source["source"])
 
 
 def published_recipe(record: dict[str, Any]) -> dict[str, Any]:
-    """The recipe without the places of its folders and files; a packaged model has its own name, by which a merge finds it."""
+    """The recipe without the places of its folders and files."""
 
-    def place(value):
-        return value if value in PACKAGED and is_on_hub(record, value) else published(record, value)
+    def without_places(options: dict[str, Any], source: dict[str, Any], key: str) -> dict[str, Any]:
+        names = {name: Path(options[name]).name for name in ("samples", "centroids", "embedder") if options.get(name)}
+        return {**options, **names, **({key: published(source)} if options.get(key) else {})}
 
-    def without_places(options: dict[str, Any]) -> dict[str, Any]:
-        places = {key: place(options[key]) for key in ("base_model", "source_model") if options.get(key)}
-        files = {key: Path(options[key]).name for key in ("samples", "centroids") if options.get(key)}
-        return {**options, **places, **files}
-
-    recipe = without_places(record["recipe"])
-    if is_path(recipe.get("embedder") or ""):
-        recipe["embedder"] = published_name(recipe["embedder"])
-    return recipe | {"experts": [without_places(expert) for expert in recipe["experts"]]}
+    recipe = without_places(record["recipe"], record["base"], "base_model")
+    pairs = zip(recipe["experts"], record["experts"], strict=True)
+    return recipe | {"experts": [without_places(options, source, "source_model") for options, source in pairs]}
 
 
 def metadata(record: dict[str, Any]) -> dict[str, Any]:
@@ -70,89 +62,44 @@ def metadata(record: dict[str, Any]) -> dict[str, Any]:
         "pipeline_tag": "text-generation",
         "tags": ["merge", "moe", "lexperts"],
         "license": licences.pop() if len(licences) == 1 else None,
-        "base_model": sorted({hub_id(source["source"]) for source in sources if is_on_hub(record, source["source"])}),
+        "base_model": sorted({published(source) for source in sources if "path" not in source}),
     }
-
-
-def summary(recipe: dict[str, Any], sizes: dict[str, int]) -> str:
-    """The number of parameters, and the routing."""
-    policy, k = recipe["routing_policy"], recipe["experts_per_token"]
-    routing = f"{policy} (top {k})" if policy == "token" else policy
-    return (
-        f"{sizes['parameters']:,} parameters, {sizes['active_parameters']:,} of them active per token; "
-        f"{format_size(sizes['bytes'])}.\n"
-        f"Routed: {', '.join(recipe['router_layers'])}. Policy: {routing}."
-    )
 
 
 def sources(record: dict[str, Any]) -> list[str]:
     """The sources of the weights and of the gates."""
-    recipe, experts = record["recipe"], [expert["name"] for expert in record["experts"]]
+    recipe = record["recipe"]
     rows = [
-        (
-            e["name"],
-            published(record, e["source"]),
-            e.get("license", "not stated"),
-            ", ".join(filter(None, map(short_hash, e["files"]))),
-        )
+        (e["name"], published(e), e.get("license", "not stated"), ", ".join(f"`{h[:16]}`" for h in e["files"].values()))
         for e in record["experts"]
     ]
-    base = published(record, record["base"]["source"])
-    shared = f"copied from {base}"
-    if recipe["average"] != "base":
-        names = ", ".join(record.get("shared_from") or experts)
-        shared = f"the {recipe['average']} over {names}"
-        if density := recipe.get("density"):
-            shared = f"merged by {recipe['average']} (density {density:g}) from {names} over {base}"
+    names = ", ".join(record.get("shared_from") or [expert["name"] for expert in record["experts"]])
+    shared = f"copied from {published(record['base'])}" if recipe["average"] == "base" else f"the mean over {names}"
     origins, tuned = f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}.", record.get("tuned")
     if tuned:
         origins += f" They were tuned for {tuned['steps']} steps with everything else frozen."
     elif recipe["gate_mode"] not in ("none", "ridge"):
-        origins += " Untrained gates are a heuristic: fine-tune them on samples of every domain."
-    perplexity = tuning_table(tuned["perplexity"]) if tuned and tuned["experts"] == experts else ""
-    return ["## Sources", make_table(("expert", "source", "licence", "hash"), rows), origins, perplexity]
-
-
-def short_hash(file: dict[str, Any]) -> str:
-    """The beginning of the hash of a file: SHA-256 if it was computed, else XXH3; empty if neither was."""
-    kind = next((kind for kind in ("sha256", "xxh3") if kind in file), None)
-    return f"{kind} `{file[kind][:SHA_DIGITS]}`" if kind else ""
-
-
-def tuning_table(perplexity: dict[str, dict[str, Any]]) -> str:
-    """Perplexity of held-out texts of each domain before and after the gates were tuned."""
-    rows = [(name, row["texts"], f"{row['before']:.2f}", f"{row['after']:.2f}") for name, row in perplexity.items()]
-    return make_table(("held-out texts", "number", "perplexity before tuning", "after"), rows)
+        origins += " Untrained gates are a heuristic: tune them on texts of every domain."
+    return ["## Sources", make_table(("expert", "source", "licence", "SHA-256"), rows), origins]
 
 
 def routing(record: dict[str, Any]) -> list[str]:
-    """Where the prompts of the recipe or held-out tokens are routed; empty if the experts or gates have changed since."""
-    names, made = [expert["name"] for expert in record["experts"]], record["gates"]
-    if made.get("experts") != names or "tuned" in record:
+    """Where held-out tokens are routed; empty if that is not known, or the gates have changed since."""
+    table = record["gates"].get("confusion")
+    if not table or "tuned" in record:
         return []
-    if "confusion" in made:
-        rows = [(name, *(f"{share:.1%}" for share in row)) for name, row in zip(names, made["confusion"], strict=True)]
-        text = "Share of each expert's held-out tokens that are routed first to each expert, the mean over all routers."
-        return ["## Routing of held-out tokens", text, make_table(("tokens of", *names), rows)]
-    prompts = made.get("prompts")
-    if not prompts:
-        return []
-    rows = [(row["prompt"], *(f"{share:.2f}" for share in row["shares"])) for row in prompts]
-    text = "Share of routers that select each expert for the prompt."
-    return ["## Routing of the prompts", text, make_table(("prompt", *names), rows)]
+    names = [expert["name"] for expert in record["experts"]]
+    rows = [(name, *(f"{share:.1%}" for share in row)) for name, row in zip(names, table, strict=True)]
+    text = "Share of each expert's held-out tokens that are routed first to each expert, the mean over all routers."
+    return ["## Routing of held-out tokens", text, make_table(("tokens of", *names), rows)]
 
 
 def with_evaluation(card: str, result: dict[str, Any]) -> str:
-    """A card with the result of `evaluate` as a section, in place of an earlier one. All else stays as it is."""
-    section = f"{EVALUATION}\n\n{evaluation(result)}\n\n"
-    start = re.search(rf"^{EVALUATION}$", card, re.MULTILINE) or re.search(rf"^{RECIPE}$", card, re.MULTILINE)
-    if start is None:
-        return f"{card.rstrip()}\n\n{section}".strip() + "\n"
-    before, rest = card[: start.start()], card[start.start() :]
-    if rest.startswith(EVALUATION):
-        following = re.search(r"^#{1,2} ", rest[len(EVALUATION) :], re.MULTILINE)
-        rest = rest[len(EVALUATION) + following.start() :] if following else ""
-    return f"{before}{section}{rest}".rstrip() + "\n"
+    """A card with the result of `evaluate` as a section before the recipe, in place of an earlier one. All else stays as it is."""
+    card = re.sub(rf"^{EVALUATION}$.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL).rstrip() + "\n"
+    section = f"{EVALUATION}\n\n{evaluation(result)}\n"
+    before, recipe, rest = card.partition(f"{RECIPE}\n")
+    return f"{before.rstrip()}\n\n{section}" + (f"\n{recipe}{rest}" if recipe else "")
 
 
 def evaluation(result: dict[str, Any]) -> str:

@@ -1,152 +1,188 @@
-"""Merges the experts of a recipe into one mixture, on disk or in memory."""
+"""Merges the experts of a recipe into one mixture.
 
-import hashlib
-from collections.abc import Iterable
+The names and shapes of the base are the layout: its MLPs are routed, and all other tensors are copied from it or averaged. A mixture is a
+list of `Item`s, each of which loads one tensor when it is written.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from safetensors.torch import load_file
 
-from .card import model_card
+from .card import write_card
+from .check import VOCABULARY, check_sources, mixture_class
 from .errors import MergeError
-from .gate_statistics import statistics_file
-from .gates import make_gates
-from .output_config import code_files, to_json_bytes
-from .plan import Plan
-from .preflight import run_preflight
-from .provenance import RECORD
-from .recipe import Recipe
-from .shard_writer import SHARD_BYTES, NotFiniteError, Progress, SourceChecks, write_checkpoint
-from .tensor_files import has_nonfinite
-from .tokenizers import mixture_tokenizer
-from .value_checks import describe_nonfinite
+from .families import LEXICON, MLP, MixtureClass
+from .gates import Gates, make_gates
+from .low_rank import Factors
+from .output import mixture_config, write_config, write_tokenizer
+from .recipe import Recipe, read_recipe
+from .record import Hashes, make_record, write_record
+from .sources import NAMES, Source, open_source
+from .writer import BYTES, SHARD_BYTES, Item, new_folder, write_tensors
 
-
-def check_and_plan(
-    recipe: Recipe | dict | str | Path, out: str | Path | None = None, *, progress: Progress | None = None, **changes
-) -> Plan:
-    """Checks a recipe and plans the mixture without writing it.
-
-    Args:
-        recipe: YAML file, dict or `Recipe`.
-        out: output folder, which is then checked too.
-        progress: receives the progress of the gates that are made from texts.
-        changes: keys of the recipe to replace.
-
-    Raises:
-        MergeError: with all errors of the preflight.
-    """
-    report, plan = run_preflight(recipe, out, **changes)
-    report.raise_for_errors()
-    assert plan is not None  # there are no errors
-    gates = make_gates(plan.recipe, plan.base, plan.experts, progress)
-    plan.set_gates(gates)
-    for warning in gates.warnings:
-        plan.report.add("warning", "gates", "gates", warning)
-    return plan
+CENTROIDS = "domain_centroids"  # the tensor of the centroids of the experts' clusters
+ROWS = 1 << 22  # elements of each expert that a mean reads at once
 
 
 def compose(
-    recipe: Recipe | dict | str | Path,
-    out: str | Path,
-    *,
-    resume: bool = False,
-    verify: bool = True,
-    sha256: bool = False,
-    shard_bytes: int = SHARD_BYTES,
-    progress: Progress | None = None,
-    **changes,
+    recipe: Recipe | dict | str | Path, out: str | Path, *, shard_bytes: int = SHARD_BYTES, dry_run: bool = False, **changes
 ) -> dict[str, Any]:
-    """Merges the experts of a recipe into one sparse checkpoint. `out` is complete afterwards, or does not exist. Gates that need the
-    states of a model are computed on a GPU if there is one.
+    """Merges the experts of a recipe into one sparse checkpoint. `out` is complete afterwards, or does not exist.
 
     Args:
         recipe: YAML file, dict or `Recipe`.
         out: output folder, which must not exist or be empty.
-        resume: continues an interrupted run of the same recipe; complete weights files are kept.
-        verify: hashes the sources and scans every element for NaN and infinity. Without it only the bytes that the
-            mixture needs are read, and `merge_tools.verify` cannot tell later whether a source has changed.
-        sha256: also records the SHA-256 of every source file.
         shard_bytes: maximum size of a file.
-        progress: receives the progress of each phase.
+        dry_run: checks everything and makes the gates, but writes nothing.
         changes: keys of the recipe to replace.
 
     Returns:
-        A summary of the mixture (see `Plan.summary`), `out`, `warnings` and `notes`.
+        `out`, `format`, `experts`, `tensors`, `bytes`, `parameters`, `active_parameters` (those that are active per token) and `warnings`.
 
     Raises:
-        MergeError: if the preflight finds errors. Nothing is written then.
+        MergeError: for the first thing that is wrong with the recipe or a source. Nothing is written then.
     """
-    out = Path(out)
-    plan = check_and_plan(recipe, out, progress=progress, **changes)
-    sources = [*plan.experts, plan.base]
-
-    def make_files(scans) -> dict[str, bytes]:
-        tokenizer = mixture_tokenizer(plan.recipe, plan.base, plan.experts)
-        return metadata_files(plan.config, plan.record(scans, out), plan.sizes, tokenizer)
-
-    try:
-        write_checkpoint(
-            out, plan.tensors, sources, make_files, progress,
-            settings=plan.recipe.to_dict(), resume=resume, shard_bytes=shard_bytes, checks=SourceChecks(verify, sha256),
-            beside=statistics_file(plan.gates.statistics),
-        )  # fmt: skip
-    except NotFiniteError as error:
-        name = next(source.name for source in sources if error.file in source.files)
-        raise MergeError(f"{name}: {error.file.name}: {describe_nonfinite(list(error.names))}") from error
-    found = {"warnings": plan.report.warnings, "notes": plan.report.notes}
-    messages = {level: [f"{f.subject}: {f.message}" for f in findings] for level, findings in found.items()}
-    return {"out": str(out), **plan.summary(), **messages}
-
-
-def metadata_files(
-    config: dict[str, Any], record: dict[str, Any], sizes: dict[str, int], carried: dict[str, bytes]
-) -> dict[str, bytes]:
-    """The files of a mixture except weights: configuration, record, model card, code if needed, and the carried ones.
-
-    The record lists the hashes of the `carried` files, tokenizer and generation settings.
-    """
-    record["written"] = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(carried.items())}
-    files = {**carried, "config.json": to_json_bytes(config), RECORD: to_json_bytes(record)}
-    files["README.md"] = model_card(record, sizes)
-    return files | (code_files() if record["format"] == "lexicon" else {})
+    recipe = read_recipe(recipe, **changes)
+    base, experts = open_sources(recipe)
+    kind = mixture_class(recipe, base)
+    warnings = check_sources(recipe, base, experts)
+    centroids = read_centroids(recipe)
+    factors = Factors(base, recipe.rank) if recipe.rank else None
+    with new_folder(out, keep=not dry_run) as folder:
+        hashes = Hashes([] if dry_run else [base, *experts])
+        gates = make_gates(recipe, base, experts, folder)
+        items = mixture_items(recipe, base, experts, kind, gates.values, factors)
+        items += [Item(CENTROIDS, "F32", tuple(c.shape), "centroids", lambda c=c: c) for c in centroids]
+        summary = {"out": str(out), "experts": recipe.names, **summarize(recipe, kind, items)}
+        if not dry_run:
+            write_tensors(folder, items, shard_bytes)
+            write_config(folder, mixture_config(recipe, base, kind, *(c.shape[1] for c in centroids)))
+            record = make_record(recipe, base, experts, kind, gates.info, hashes, out)
+            if factors:
+                record["energies"] = {name: round(sum(own) / len(own), 4) for name, own in factors.energies.items()}
+            record["written"] = write_tokenizer(base.folder, folder)
+            write_record(folder, record)
+            write_card(folder, record, summary)
+    return {**summary, "warnings": warnings + gates.warnings}
 
 
-def load_experts(
-    experts: Iterable[str | Path | dict],
-    *,
-    base_model: str | Path | None = None,
-    routing_policy: str = "token",
-    gate_mode: str | None = None,
-    **options,
-):
-    """Builds a mixture in memory without writing it, for example to try it before `compose`.
+def open_sources(recipe: Recipe) -> tuple[Source, list[Source]]:
+    """Opens base and experts; a folder that is listed twice is opened once."""
+    known: dict[str, Source] = {}
+
+    def opened(name: str, origin: str) -> Source:
+        first = known.setdefault(origin, open_source(name, origin, recipe.base_model)) if origin not in known else known[origin]
+        return first.renamed(name)
+
+    experts = [opened(expert.name, expert.source_model) for expert in recipe.experts]
+    return opened("base", recipe.base_model) if recipe.base_model else experts[0], experts
+
+
+def mixture_items(
+    recipe: Recipe,
+    base: Source,
+    experts: Sequence[Source],
+    kind: MixtureClass,
+    gates: Mapping[int, torch.Tensor],
+    factors: Factors | None = None,
+    averaged: Sequence[Source] | None = None,
+) -> list[Item]:
+    """All tensors of a mixture.
 
     Args:
-        experts: folders, Hub ids, or mappings as in a recipe.
-        base_model, routing_policy, gate_mode, options: keys of a recipe, see `Recipe`.
-
-    Returns:
-        A `LexiconForCausalLM` that equals `compose` followed by `from_pretrained`.
-
-    Raises:
-        MergeError: with all errors of the preflight.
+        gates: layer -> its gate (E, d), for the layers that have one.
+        factors: of experts of low rank.
+        averaged: the experts that weights without routing are averaged over; default: all.
     """
-    from modeling_lexicon import LexiconConfig, LexiconForCausalLM
+    items = []
+    weights = {expert.name: expert.weight for expert in recipe.experts}
+    shared = shared_loader(recipe, base, experts if averaged is None else averaged, weights)
+    for name, (dtype, shape) in base.specs.items():
+        dtype = NAMES[getattr(torch, recipe.dtype)] if recipe.dtype else dtype
+        if not (match := MLP.fullmatch(name)):
+            items.append(Item(name, dtype, shape, *shared(name)))
+            continue
+        layer, linear = int(match[1]), match[2]
+        if linear == "gate_proj":
+            items += router_items(kind, layer, dtype, shape[1], gates.get(layer))
+        if factors:
+            items.append(Item(kind.base(layer, linear), dtype, shape, base.name, partial(base.__getitem__, name)))
+        for index, expert in enumerate(experts):
+            if not factors:
+                load = partial(expert.__getitem__, name)
+                items.append(Item(kind.expert(layer, index, linear), dtype, shape, expert.name, load))
+                continue
+            for half, size in (("A", (factors.rank, shape[1])), ("B", (shape[0], factors.rank))):
+                load = partial(expert.factor, factors, name, half)
+                items.append(Item(kind.expert(layer, index, linear, half), dtype, size, expert.name, load))
+    return items
 
-    from .dense_run import to_torch
 
-    recipe = {"base_model": base_model, "routing_policy": routing_policy, "gate_mode": gate_mode, "format": "lexicon"}
-    plan = check_and_plan({"experts": list(experts), **recipe, **options})
-    state = {}
-    for tensor in plan.tensors:
-        raw = np.concatenate(list(tensor.blocks()))
-        if has_nonfinite(raw, tensor.dtype):
-            raise MergeError(
-                f"{tensor.name!r} would hold NaN or infinity. Run `merge-experts check --deep` to find the broken expert."
-            )
-        state[tensor.name] = to_torch(raw, tensor.dtype, tensor.shape)
-    other_spellings = ("auto_map", "torch_dtype", "rope_scaling", "rope_theta")
-    config = {key: value for key, value in plan.config.items() if key not in other_spellings}
-    options = {"config": LexiconConfig.from_dict(config), "dtype": state["model.embed_tokens.weight"].dtype}
-    return LexiconForCausalLM.from_pretrained(None, state_dict=state, **options).eval()
+def router_items(kind: MixtureClass, layer: int, dtype: str, width: int, gate: torch.Tensor | None) -> list[Item]:
+    """The gate of a layer, if it has one, and the shared expert of zeros of classes that require one."""
+    items = [] if gate is None else [Item(kind.gate(layer), dtype, tuple(gate.shape), "gates", lambda: gate)]
+    zeros = kind.zeros(layer, width).items()
+    return items + [Item(name, dtype, size, "gates", partial(torch.zeros, size)) for name, size in zeros]
+
+
+def shared_loader(
+    recipe: Recipe, base: Source, experts: Sequence[Source], weights: Mapping[str, float]
+) -> Callable[[str], tuple[str, Callable[[], torch.Tensor]]]:
+    """What gives the source of a tensor that is not routed, and its loader: a copy of the base's, or a mean in float64, rounded once."""
+    chosen = [expert for expert in experts if weights[expert.name] > 0]
+    total = sum(weights[expert.name] for expert in chosen)
+
+    def mean(name: str) -> torch.Tensor:
+        dtype = getattr(torch, recipe.dtype) if recipe.dtype else base[name].dtype
+        flat = [expert[name].reshape(-1) for expert in chosen]
+        result = torch.empty(len(flat[0]), dtype=dtype)
+        for start in range(0, len(result), ROWS):
+            rows = slice(start, start + ROWS)
+            parts = (part[rows].double() * weights[expert.name] for part, expert in zip(flat, chosen, strict=True))
+            result[rows] = (sum(parts) / total).to(dtype)
+        return result.reshape(base.specs[name][1])
+
+    def load(name: str) -> tuple[str, Callable[[], torch.Tensor]]:
+        foreign = name in VOCABULARY and any(expert.specs.get(name) != base.specs[name] for expert in chosen)
+        if recipe.average == "base" or not chosen or foreign:
+            return base.name, partial(base.__getitem__, name)
+        return f"the mean of {', '.join(expert.name for expert in chosen)}", partial(mean, name)
+
+    return load
+
+
+def summarize(recipe: Recipe, kind: MixtureClass, items: list[Item]) -> dict[str, Any]:
+    """Format, number of tensors, bytes, and parameters in total and active per token."""
+    sizes = [(item.name, item.nbytes // BYTES[item.dtype]) for item in items]
+    total, count = sum(size for _, size in sizes), len(recipe.experts)
+    routed = sum(size for name, size in sizes if ".experts." in name)
+    selected = {"token": recipe.experts_per_token, "sequence_soft": count}.get(recipe.routing_policy, 1)
+    return {
+        "format": kind.model_type,
+        "tensors": len(items),
+        "bytes": sum(item.nbytes for item in items),
+        "parameters": total,
+        "active_parameters": total - routed * (count - selected) // count,
+    }
+
+
+def read_centroids(recipe: Recipe) -> list[torch.Tensor]:
+    """The only tensor of `recipe.centroids`, (E, size), float32; none if the recipe has no centroids.
+
+    Raises a `MergeError` if the file holds anything else.
+    """
+    if recipe.centroids is None:
+        return []
+    try:
+        found = load_file(recipe.centroids)
+    except Exception as error:  # of the file system, or of safetensors
+        raise MergeError(f"centroids={recipe.centroids!r} cannot be read: {error}") from error
+    shapes = [tuple(tensor.shape) for tensor in found.values()]
+    if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] != len(recipe.experts):
+        raise MergeError(f"{recipe.centroids} has tensors of shapes {shapes}, expected one of ({len(recipe.experts)}, size).")
+    return [tensor.float() for tensor in found.values()]

@@ -1,105 +1,126 @@
-"""The statistics of `gate_mode: ridge` and their file beside a mixture, from which its gates are computed again without the texts.
+"""The statistics of `gate_mode: ridge`, one file per expert beside a mixture, from which its gates are computed again without the texts.
 
-The file holds for each expert, by its index, and each router the `Moments`: `EXPERT.LAYER.PART.second`, `.mean` and `.held_out`.
+A file holds the `Moments` of each router by its layer: `LAYER.second`, `LAYER.mean` and `LAYER.held_out`.
 """
 
 import hashlib
-import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tqdm import tqdm
 
-from .averaging import from_float, to_float32, to_float64
-from .checkpoints import Source
+from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_options import gpu_or_cpu
+
 from .errors import MergeError
-from .gate_modes import GATE_MODES, RidgeMode, TextMode
-from .gate_texts import encode_texts, run_dense, texts_of
-from .layout import RoutedPart
-from .output_tensors import OutputTensor
-from .plan import Gates
-from .provenance import RECORD
-from .recipe import ExpertRecipe, Recipe, gated_parts
-from .ridge import HELD_OUT_TOKENS, Moments, MomentSum, confusion, fit_gate
-from .shard_writer import Progress
-from .tensor_files import DTYPE_BYTES, FLOATS, read_header
+from .recipe import ExpertRecipe, Recipe
+from .ridge import Moments, MomentSum, confusion, fit_gate
+from .sources import Source, open_file
+from .texts import read_samples
 
-FILE = "gate_statistics.tensors"  # in the safetensors format; engines read every *.safetensors of a folder as weights
-FIELDS = ("second", "mean", "held_out")
-FEW_TOKENS = 5  # per dimension
+FOLDER = "gate_statistics"
+TOKENS_PER_DIMENSION = 8
+LONGEST = 4096  # tokens of a text
+BEGINNING = 128  # tokens of a long text that are used before other texts are
 HELD_OUT_SHARE = 5  # one of so many texts is held out; with fewer texts the end of each
-DIGITS = 4
 
 
-@dataclass
 class ExpertStatistics:
-    """The moments of one expert: layer and part of a router, as in `key_of` -> moments of its inputs.
+    """The statistics of one expert, whose moments are read when they are asked for.
 
     Attributes:
         tokens: the number of tokens that they are of.
         samples: the SHA-256 of its samples, in whatever order.
-        dtype: of the hidden states, safetensors' name.
     """
 
-    name: str
-    tokens: int
-    samples: str
-    dtype: str
-    moments: dict[str, Moments]
+    def __init__(self, folder: Path, name: str):
+        self.name, self.path = name, folder / FOLDER / f"{name}.safetensors"
+        if not self.path.is_file():
+            raise MergeError(f"{self.path} does not exist: without it the gates cannot be computed again. Copy it again.")
+        with open_file(self.path) as file:
+            metadata = file.metadata()
+        self.tokens, self.samples = int(metadata["tokens"]), metadata["samples"]
 
-    def tensors(self, number: int) -> list[OutputTensor]:
-        """What is saved of them, as those of the expert with this number."""
-        dtypes = dict(zip(FIELDS, ("F32", "F64", self.dtype), strict=True))
-        return [
-            OutputTensor(f"{number}.{router}.{field}", dtype, array.shape, values=from_float(array, dtype))
-            for router, moments in self.moments.items()
-            for field, dtype in dtypes.items()
-            for array in (getattr(moments, field),)
-        ]
+    def moments(self, layer: int) -> Moments:
+        """The moments of the router's inputs at a layer."""
+        with safe_open(self.path, "pt") as file:
+            mean, second, held_out = (file.get_tensor(f"{layer}.{part}") for part in ("mean", "second", "held_out"))
+        return Moments(self.tokens, mean.numpy(), second.numpy(), held_out.float().numpy())
 
 
-def statistics_of(
-    recipe: Recipe,
-    base: Source,
-    parts: list[RoutedPart],
-    experts: list[ExpertRecipe],
-    sources: list[Source],
-    progress: Progress | None = None,
-) -> list[ExpertStatistics]:
-    """Runs each expert on its own samples, in the dtype of the mixture. `sources` are those of the experts.
+def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, layers: list[int], folder: Path) -> None:
+    """Runs an expert on its own samples, in the dtype of the mixture, and saves the moments of each router's inputs in `folder`.
 
     Raises:
         MergeError: for samples that cannot be used, and states that are not finite. The message names the expert.
     """
-    mode = GATE_MODES[recipe.gate_mode]
-    assert isinstance(mode, TextMode)
-    groups = [texts_of(recipe, expert) for expert in experts]
-    texts, dtype = encode_texts(recipe, base, groups), dtype_of_states(recipe, base)
-    progress = progress or Progress()
-    progress.start("gates", len(parts) * sum(len(text.tokens) for text in texts))
-    found = []
-    for number, (expert, source) in enumerate(zip(experts, sources, strict=True)):
-        own = [text for text in texts if text.expert == number]
-        sums = {key_of(part): MomentSum(part.input_size(base.shape)) for part in parts}
-        for part, _, index, states in run_dense(source, parts, own, mode.state, dtype):
-            stop = training_tokens(index, len(own), len(states))
-            sums[key_of(part)].add(states[:stop], held_out=False)
-            sums[key_of(part)].add(states[stop:], held_out=True)
-            progress.advance("gates", len(states))
-        try:
-            moments = {router: spilled(sums.pop(router).moments()) for router in list(sums)}
-        except MergeError as error:
-            raise MergeError(f"{expert.name}: {error}") from error
-        samples = hashlib.sha256(repr(sorted(groups[number][0])).encode()).hexdigest()
-        found.append(ExpertStatistics(expert.name, next(iter(moments.values())).count, samples, dtype, moments))
-    return found
+    from transformers import AutoModel
+
+    texts = read_samples(Path(expert.samples or ""))
+    order = np.random.default_rng(recipe.seed).permutation(len(texts))  # of a sorted file the first would be of one kind
+    tokenizer, width = open_tokenizer(source.folder), source.config.hidden_size
+    enough = recipe.gate_tokens or TOKENS_PER_DIMENSION * width
+    longest = min(source.config.max_position_embeddings, LONGEST)
+    ids = encode_beginnings([texts[i] for i in order], lambda text: tokenizer(text, verbose=False)["input_ids"], enough, longest)
+    dtype = getattr(torch, recipe.dtype) if recipe.dtype else "auto"
+    model = open_model(AutoModel, source.folder, dtype=dtype).eval().to(gpu_or_cpu())
+    sums = {layer: MomentSum(width) for layer in layers}
+    seen: dict[int, torch.Tensor] = {}
+    for layer in layers:
+        model.layers[layer].mlp.register_forward_pre_hook(lambda _, args, layer=layer: seen.update({layer: args[0][0]}))
+    with torch.no_grad():
+        for index, tokens in enumerate(tqdm(ids, desc=f"samples of {expert.name}", unit="text", disable=None)):
+            model(torch.tensor([tokens], device=model.device), use_cache=False)
+            stop = training_tokens(index, len(ids), len(tokens))
+            for layer in layers:
+                sums[layer].add(seen[layer][:stop], held_out=False)
+                sums[layer].add(seen[layer][stop:], held_out=True)
+    try:
+        found = {layer: sums.pop(layer).moments() for layer in layers}
+    except MergeError as error:
+        raise MergeError(f"{expert.name}: {error}") from error
+    save(folder / FOLDER / f"{expert.name}.safetensors", found, model.dtype, texts)
 
 
-def dtype_of_states(recipe: Recipe, base: Source) -> str:
-    """The dtype of a mixture's hidden states, safetensors' name."""
-    return FLOATS[recipe.dtype] if recipe.dtype else base.entry("model.embed_tokens.weight").dtype
+def save(path: Path, found: dict[int, Moments], dtype: torch.dtype, texts: Sequence[str]) -> None:
+    """Writes the statistics of one expert; held-out states in the dtype of the model."""
+    path.parent.mkdir(exist_ok=True)
+    tensors = {}
+    for layer, moments in found.items():
+        tensors[f"{layer}.second"] = torch.from_numpy(moments.second)
+        tensors[f"{layer}.mean"] = torch.from_numpy(moments.mean)
+        tensors[f"{layer}.held_out"] = torch.from_numpy(moments.held_out).to(dtype)
+    samples = hashlib.sha256(repr(sorted(texts)).encode()).hexdigest()
+    save_file(tensors, path, {"tokens": str(next(iter(found.values())).count), "samples": samples})
+
+
+def encode_beginnings(
+    texts: Sequence[str], encode: Callable[[str], list[int]], enough: int, longest: int
+) -> list[list[int]]:
+    """The first tokens of each text until there are enough: at most BEGINNING of one, and more of each only if there are not enough texts,
+    so that a few long texts do not outweigh the others. Raises a `MergeError` for a text without tokens.
+
+    A model reads a text from its beginning, and what the first tokens do there reaches all that follow. Pieces from the middle would have
+    other states, and put other tokens at the beginning.
+    """
+    encoded: list[list[int]] = []
+    size, left = min(BEGINNING, longest), enough
+    for text in texts:
+        if left <= 0:
+            break
+        encoded.append(encode(text))
+        if not encoded[-1]:
+            raise MergeError(f"The sample {text[:60]!r} has no tokens.")
+        left -= min(len(encoded[-1]), size)
+    if left > 0:
+        size = bisect_left(range(longest), enough, size, key=lambda size: sum(min(len(ids), size) for ids in encoded))
+    return [ids[:size] for ids in encoded]
 
 
 def training_tokens(index: int, count: int, tokens: int) -> int:
@@ -109,133 +130,22 @@ def training_tokens(index: int, count: int, tokens: int) -> int:
     return 0 if index % HELD_OUT_SHARE == HELD_OUT_SHARE - 1 else tokens
 
 
-def spilled(moments: Moments) -> Moments:
-    """The same moments in a temporary file that is gone with them: the memory of a run is that of one expert."""
-    arrays = {name: getattr(moments, name) for name in ("second", "held_out")}
-    for name, array in arrays.items():
-        with tempfile.TemporaryFile() as file:
-            arrays[name] = np.memmap(file, array.dtype, "w+", shape=array.shape)
-            arrays[name][:] = array
-    return replace(moments, **arrays)
-
-
-def key_of(part: RoutedPart) -> str:
-    """The name of a router in all formats of mixtures."""
-    return f"{part.layer}.{part.part}"
-
-
-def ridge_gates(parts: list[RoutedPart], statistics: Sequence[ExpertStatistics]) -> Gates:
-    """The gates, and how they were made: `tokens` per expert, `ridge` and `scale` per gate, and `confusion` (E, E), the share of
-    expert i's held-out tokens that are routed to expert j first, the mean over gates.
+def ridge_gates(layers: list[int], experts: Sequence[ExpertStatistics]) -> tuple[dict[int, torch.Tensor], dict[str, Any]]:
+    """The gates (E, d) by layer, and how they were made: `tokens` per expert, and `confusion` (E, E), the share of expert i's held-out
+    tokens that are routed to expert j first, the mean over layers.
 
     Raises:
         MergeError: for experts with equal samples, and inputs that are zero.
     """
     known: dict[str, str] = {}
-    for expert in statistics:
+    for expert in experts:
         if (other := known.setdefault(expert.samples, expert.name)) != expert.name:
             raise MergeError(f"{expert.name} has the same samples as {other}. Give it samples of its own data.")
-    values, fits, tables = {}, [], []
-    for part in parts:
-        experts = [expert.moments[key_of(part)] for expert in statistics]
-        values[part.gate], fit = fit_gate(experts)
-        tables.append(confusion(experts, values[part.gate]))
-        fits.append(
-            {
-                "layer": part.layer,
-                "part": part.part,
-                **fit,
-                "accuracy": round(float(tables[-1].diagonal().mean()), DIGITS),
-            }
-        )
-    tensors = [tensor for number, expert in enumerate(statistics) for tensor in expert.tensors(number)]
-    info = {
-        "mode": "ridge",
-        "experts": [expert.name for expert in statistics],
-        "tokens": [expert.tokens for expert in statistics],
-        "samples": [expert.samples for expert in statistics],
-        "fits": fits,
-        "confusion": np.mean(tables, axis=0).round(DIGITS).tolist(),
-        "statistics": digest(tensors),
-    }
-    return Gates(values, info, tensors, too_few(statistics))
-
-
-def size_of_statistics(recipe: Recipe, base: Source) -> int:
-    """At most how many bytes the statistics of a recipe take; 0 if its mode has none."""
-    if not isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
-        return 0
-    held_out = HELD_OUT_TOKENS * DTYPE_BYTES[dtype_of_states(recipe, base)]
-    widths = [part.input_size(base.shape) for part in gated_parts(recipe, base.shape)]
-    return len(recipe.experts) * sum(d * (d + 1) // 2 * 4 + d * (8 + held_out) for d in widths)
-
-
-def too_few(statistics: Sequence[ExpertStatistics]) -> list[str]:
-    """A warning for each expert with fewer tokens than its gates need."""
-    width = len(next(iter(statistics[0].moments.values())).mean)
-    return [
-        f"{expert.name} has {expert.tokens:,} tokens of samples for gates of width {width}, which are reliable from "
-        f"{FEW_TOKENS * width:,} on. Add samples."
-        for expert in statistics
-        if expert.tokens < FEW_TOKENS * width
-    ]
-
-
-def digest(tensors: Iterable[OutputTensor]) -> str:
-    """The SHA-256 of the saved statistics."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        for block in tensor.blocks():
-            found.update(np.ascontiguousarray(block).view(np.uint8))
-    return found.hexdigest()
-
-
-def statistics_file(tensors: list[OutputTensor]) -> dict[str, list[OutputTensor]]:
-    """The name of the file -> its tensors; empty without tensors."""
-    return {FILE: tensors} if tensors else {}
-
-
-def carried_statistics(folder: Path, info: dict[str, Any]) -> dict[str, list[OutputTensor]]:
-    """The file beside a mixture for a copy with other formats or gates, which does not need it: as in `statistics_file`."""
-    return statistics_file(saved_tensors(folder, info)) if "statistics" in info and (folder / FILE).is_file() else {}
-
-
-def saved_tensors(folder: Path, info: dict[str, Any]) -> list[OutputTensor]:
-    """The tensors of the file beside a mixture, whose record says `info` about its gates.
-
-    Raises:
-        MergeError: if the file is missing, damaged, or of another mixture.
-    """
-    path, again = folder / FILE, "Copy it again, or use --recompose."
-    if not path.is_file():
-        raise MergeError(f"{path} does not exist: the gates cannot be computed again without it. {again}")
-    tensors = [
-        OutputTensor(
-            e.name, e.dtype, e.shape, values=np.memmap(path, f"<u{DTYPE_BYTES[e.dtype]}", "r", e.start, e.shape)
-        )
-        for e in read_header(path)
-    ]
-    if digest(tensors) != info["statistics"]:
-        raise MergeError(f"{path} is damaged, or of another mixture: {RECORD} has another hash. {again}")
-    return tensors
-
-
-def read_statistics(folder: Path, info: dict[str, Any]) -> list[ExpertStatistics]:
-    """The statistics beside a mixture, see `saved_tensors`."""
-    saved = {tensor.name: tensor for tensor in saved_tensors(folder, info)}
-    facts = zip(info["experts"], info["tokens"], info["samples"], strict=True)
-    found = [ExpertStatistics(*of_expert, "", {}) for of_expert in facts]
-    for name in saved:
-        number, router = name.split(".", 1)
-        if router.endswith(".second"):
-            router = router.removesuffix(".second")
-            second, mean, held_out = (saved[f"{number}.{router}.{field}"] for field in FIELDS)
-            expert = found[int(number)]
-            expert.dtype = held_out.dtype
-            values = [
-                to_float64(mean.raw, "F64"),
-                to_float32(second.raw, "F32"),
-                to_float32(held_out.raw, held_out.dtype),
-            ]
-            expert.moments[router] = Moments(expert.tokens, *values)
-    return found
+    values, tables = {}, []
+    for layer in layers:
+        moments = [expert.moments(layer) for expert in experts]
+        gate, _ = fit_gate(moments)
+        values[layer] = torch.from_numpy(gate)
+        tables.append(confusion(moments, gate))
+    info = {"mode": "ridge", "experts": [e.name for e in experts], "tokens": [e.tokens for e in experts]}
+    return values, info | {"confusion": np.mean(tables, axis=0).round(4).tolist()}

@@ -1,141 +1,150 @@
-"""The first values of gates: drawn, or computed from texts of each expert in one run of the base model, see `gate_modes`."""
+"""The first values of gates, a matrix (E, d) for each routed layer with one row per expert.
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+    random       N(0, 0.02), seeded by layer and expert, so that adding an expert does not change the other rows
+    hidden       the base's hidden states at the last token of each prompt, the mean over prompts minus that over negative ones, of
+                 length 1, as in mergekit-moe
+    cheap_embed  the same with the summed embeddings of each prompt's tokens
+    ridge        ridge regression of each token's expert on the router's inputs, in closed form, see `ridge`
+    none         no gates: the domain policy is told the expert
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from .anchors import anchored_gates
-from .checkpoints import Source
-from .gate_modes import GATE_MODES, AnchorMode, DrawnMode, RidgeMode, TextMode, mean_state
-from .gate_statistics import FILE, read_statistics, ridge_gates, statistics_of
-from .gate_texts import encode_texts, run_base, shorten, texts_of
-from .layout import RoutedPart, Shape
-from .mixture import Mixture
-from .plan import Gates
-from .recipe import ExpertRecipe, Recipe, gated_parts
-from .shard_writer import Progress
+from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.model_options import gpu_or_cpu
 
+from .errors import MergeError
+from .families import MLP
+from .gate_statistics import ExpertStatistics, collect_statistics, ridge_gates
+from .recipe import TEXTS_OF, ExpertRecipe, Recipe
+from .sources import Source
+
+GATE_STD = 0.02  # with N(0, 1), logits would be of the order of sqrt(d) and an untrained router overconfident
+SHORTEST = 1e-8  # length that a vector is divided by at least, as in mergekit-moe
 PARALLEL = 1 - 1e-9  # cosine of two rows from which they are the same for a router
+SAME_ROWS = "the rows of {} and {} in the gate of layer {} are equal or parallel: no router can tell them apart. Use different texts."
 
 
-def make_gates(recipe: Recipe, base: Source, experts: list[Source], progress: Progress | None = None) -> Gates:
-    """The gates of a recipe, whose sources these are."""
-    parts = gated_parts(recipe, base.shape)
-    if isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
-        return ridge_gates(parts, statistics_of(recipe, base, parts, recipe.experts, experts, progress))
-    numbers = range(len(experts))
-    return separate_rows(recipe, lambda: base, parts, base.shape, recipe.experts, experts, numbers, progress)
+@dataclass
+class Gates:
+    """Layer -> gate (E, d), float32; how they were made, for the merge record; and warnings."""
+
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
 
-def separate_rows(
-    recipe: Recipe,
-    open_base: Callable[[], Source],
-    parts: list[RoutedPart],
-    shape: Shape,
-    experts: list[ExpertRecipe],
-    sources: list[Source],
-    numbers: Iterable[int],
-    progress: Progress | None = None,
-) -> Gates:
-    """The rows of some experts in a mode whose rows do not depend on the other experts.
+def gated_layers(recipe: Recipe, base: Source) -> list[int]:
+    """The layers that have a gate: all that are routed; with the domain policy only the first, or none."""
+    layers = sorted({int(match[1]) for name in base.specs if (match := MLP.fullmatch(name))})
+    return layers if recipe.routing_policy != "domain" else layers[: recipe.gate_mode != "none"]
 
-    Args:
-        open_base: opens the base, if the mode needs it.
-        sources, numbers: of the experts; a number seeds a random row.
+
+def make_gates(recipe: Recipe, base: Source, experts: Sequence[Source], folder: Path) -> Gates:
+    """The gates of a recipe, whose sources these are. The statistics of `ridge` are saved in `folder`."""
+    layers = gated_layers(recipe, base)
+    if recipe.gate_mode == "ridge" and layers:
+        for expert, source in zip(recipe.experts, experts, strict=True):
+            collect_statistics(recipe, expert, source, layers, folder)
+        return fit_gates(recipe, layers, folder)
+    rows = new_rows(recipe, base, layers, recipe.experts, list(range(len(experts))))
+    return Gates(rows, {"mode": recipe.gate_mode}, find_equal_rows(rows, recipe.names))
+
+
+def fit_gates(recipe: Recipe, layers: list[int], folder: Path) -> Gates:
+    """The gates of `ridge` from the statistics in a folder."""
+    values, info = ridge_gates(layers, [ExpertStatistics(folder, name) for name in recipe.names])
+    few = [(n, t) for n, t in zip(recipe.names, info["tokens"], strict=True) if t < 5 * values[layers[0]].shape[1]]
+    return Gates(values, info, [f"{n} has {t:,} tokens of samples, fewer than 5 per dimension. Add samples." for n, t in few])
+
+
+def new_rows(
+    recipe: Recipe, base: Source, layers: list[int], experts: Sequence[ExpertRecipe], numbers: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """The rows of some experts in a mode whose rows do not depend on the other experts; `numbers` seed random rows."""
+    if not layers or recipe.gate_mode not in TEXTS_OF:
+        return {layer: random_rows(recipe.seed, layer, base.config.hidden_size, numbers) for layer in layers}
+    read = embedding_vectors if recipe.gate_mode == "cheap_embed" else hidden_vectors
+    with torch.no_grad():
+        vectors = read(base, layers)
+        rows = [text_rows(vectors, expert, recipe.gate_mode == "cheap_embed") for expert in experts]
+    return {layer: torch.stack([row[i] for row in rows]).float() for i, layer in enumerate(layers)}
+
+
+def random_rows(seed: int, layer: int, width: int, numbers: Sequence[int]) -> torch.Tensor:
+    """Rows (E, width) from N(0, 0.02), each seeded by the number of its expert."""
+    rows = [np.random.default_rng([seed, layer, *b"mlp", e]).standard_normal(width) * GATE_STD for e in numbers]
+    return torch.from_numpy(np.stack(rows).astype(np.float32))
+
+
+def text_rows(vectors, expert: ExpertRecipe, normalise_means: bool) -> torch.Tensor:
+    """The rows (L, d) of an expert at L layers: the mean of its prompts' vectors minus that of its negative ones, of length 1; float64."""
+
+    def mean(texts: list[str]) -> torch.Tensor | float:
+        if not texts:
+            return 0.0
+        value = torch.stack([vectors(text) for text in texts]).mean(0)
+        return with_length_1(value) if normalise_means else value
+
+    return with_length_1(mean(expert.positive_prompts) - mean(expert.negative_prompts))  # type: ignore[operator]
+
+
+def with_length_1(rows: torch.Tensor) -> torch.Tensor:
+    """Vectors along the last axis, each divided by its length."""
+    return rows / rows.norm(dim=-1, keepdim=True).clamp(min=SHORTEST)
+
+
+def prompt_ids(base: Source):
+    """What encodes a prompt as mergekit-moe does, (1, T): the first special token, then the text without special tokens.
+
+    It raises a `MergeError` for a prompt without tokens, and for one that is too long.
     """
-    mode = GATE_MODES[recipe.gate_mode]
-    if isinstance(mode, DrawnMode):
-        rows = {part.gate: drawn_gate(recipe, part, shape, numbers) for part in parts}
-        return Gates(rows, {"mode": recipe.gate_mode})
-    if isinstance(mode, AnchorMode):
-        return anchored_gates(parts, open_base(), sources, [expert.name for expert in experts])
-    return gates_from_texts(recipe, open_base(), parts, experts, progress or Progress())
+    tokenizer, longest = open_tokenizer(base.folder), base.config.max_position_embeddings
+
+    def encode(text: str) -> torch.Tensor:
+        ids = tokenizer((tokenizer.bos_token or "") + text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        if not 0 < ids.shape[1] <= longest:
+            raise MergeError(f"The prompt {text[:60]!r} has {ids.shape[1]} tokens, which must be 1 to {longest}.")
+        return ids
+
+    return encode
 
 
-def drawn_gate(recipe: Recipe, part: RoutedPart, shape: Shape, experts: Iterable[int]) -> np.ndarray:
-    """The rows of a gate that needs no texts, `(E, d)`, for experts given by the numbers that seed their rows.
+def hidden_vectors(base: Source, layers: list[int]):
+    """What gives the state of a text's last token at the input of each layer, (L, d), float64."""
+    from transformers import AutoModel
 
-    For other modes zeros of the same shape.
-    """
-    mode = GATE_MODES[recipe.gate_mode]
-    mode = mode if isinstance(mode, DrawnMode) else DrawnMode("zeros")
-    seed = [recipe.seed, part.layer, *part.part.encode()]
-    return mode.rows(seed, part.input_size(shape), experts).astype(np.float32)
+    model, encode = open_model(AutoModel, base.folder, dtype="auto").eval().to(gpu_or_cpu()), prompt_ids(base)
 
+    def vectors(text: str) -> torch.Tensor:
+        states = model(encode(text).to(model.device), output_hidden_states=True, use_cache=False).hidden_states
+        return torch.stack([states[layer][0, -1] for layer in layers]).double().cpu()
 
-def gates_from_texts(
-    recipe: Recipe, base: Source, parts: list[RoutedPart], experts: list[ExpertRecipe], progress: Progress
-) -> Gates:
-    """Computes a row per expert from its texts, in one run of the base model that is streamed text by text."""
-    mode = GATE_MODES[recipe.gate_mode]
-    assert isinstance(mode, TextMode)
-    texts = encode_texts(recipe, base, [texts_of(recipe, expert) for expert in experts])
-    progress.start("gates", len(parts) * sum(len(text.tokens) for text in texts))
-    statistics = {part.gate: mode.statistics(len(experts), part.input_size(base.shape)) for part in parts}
-    # index of a text -> gate -> its vector at the router
-    previews: dict[int, dict[str, np.ndarray]] = {i: {} for i, text in enumerate(texts) if text.shown}
-    for part, kind, index, x in run_base(mode, base, parts, texts):
-        gate = statistics[part.gate]
-        if kind == mode.state:
-            gate.add(texts[index].expert, texts[index].negative, x)
-            progress.advance("gates", len(x))
-        if kind != "layer" and index in previews:
-            previews[index][part.gate] = gate.vector(x) if kind == mode.state else mean_state(x)
-    values = {part.gate: statistics[part.gate].rows().astype(np.float32) for part in parts}
-    info: dict[str, Any] = {"mode": mode.name, "model": base.origin, "experts": recipe.names}
-    if previews:
-        info["prompts"] = routing_preview(values, [(shorten(texts[i].text), inputs) for i, inputs in previews.items()])
-    return Gates(values, info, warnings=list(find_equal_rows(values, recipe.names)))
+    return vectors
 
 
-def gates_with(recipe: Recipe, old: Mixture, source: Source) -> Gates:
-    """The gates with a row for the last expert of the recipe, equal to those of a new compose."""
-    new = recipe.experts[-1:]
-    if not old.gated:
-        return Gates()
-    if isinstance(GATE_MODES[recipe.gate_mode], RidgeMode):
-        known = read_statistics(old.folder, old.record["gates"])
-        return ridge_gates(old.gated, [*known, *statistics_of(recipe, old.open_base(), old.gated, new, [source])])
-    rows = separate_rows(recipe, old.open_base, old.gated, old.shape, new, [source], [old.next_row]).values
-    return Gates({gate: np.concatenate([old.gates()[gate], row]) for gate, row in rows.items()})
+def embedding_vectors(base: Source, layers: list[int]):
+    """What gives the sum of the embeddings of a text's tokens, the same for each layer, (L, d), float64."""
+    table, encode = base["model.embed_tokens.weight"], prompt_ids(base)
+
+    def vectors(text: str) -> torch.Tensor:
+        return table[encode(text)[0]].double().sum(0).expand(len(layers), -1)
+
+    return vectors
 
 
-def gates_without(old: Mixture, kept: Sequence[int]) -> Gates:
-    """The gates of some of the experts: their rows; rows of ridge regression, unless they were tuned, as if there were no others."""
-    rows, tuned = {gate: values[list(kept)] for gate, values in old.gates().items()}, "tuned" in old.record
-    if isinstance(GATE_MODES[old.recipe.gate_mode], RidgeMode) and old.gated:
-        if tuned and not (old.folder / FILE).exists():
-            return Gates(rows, {"mode": old.recipe.gate_mode})
-        known = read_statistics(old.folder, old.record["gates"])
-        gates = ridge_gates(old.gated, [known[e] for e in kept])
-        return replace(gates, values=rows) if tuned else gates
-    return Gates(rows)
-
-
-def find_equal_rows(gates: dict[str, np.ndarray], names: list[str]) -> Iterator[str]:
+def find_equal_rows(gates: dict[int, torch.Tensor], names: list[str]) -> list[str]:
     """A warning if experts have parallel or zero rows in a gate, so that a router cannot tell them apart."""
-    for gate, values in gates.items():
-        rows = values.astype(np.float64)
-        norms = np.linalg.norm(rows, axis=1, keepdims=True)
-        if (zero := np.flatnonzero(norms[:, 0] == 0)).size:
-            yield f"the row of {names[zero[0]]} in {gate} is zero: its texts cancel out. Use other texts."
-            return
-        cosines = (rows / norms) @ (rows / norms).T - np.eye(len(rows))
-        first, other = np.unravel_index(int(cosines.argmax()), cosines.shape)
-        if cosines[first, other] > PARALLEL:
-            yield (
-                f"the rows of {names[min(first, other)]} and {names[max(first, other)]} in {gate} are equal or parallel: the "
-                "router cannot tell these experts apart. Use different texts for them."
-            )
-            return
-
-
-def routing_preview(gates: dict[str, np.ndarray], prompts: list[tuple[str, dict[str, np.ndarray]]]) -> list[dict]:
-    """For each prompt, the share of routers that select each expert for its mean vector."""
-    rows, count = [], len(next(iter(gates.values())))
-    for text, vectors in prompts:
-        selected = [int(np.argmax(gates[name] @ vector)) for name, vector in vectors.items()]
-        rows.append({"prompt": text, "shares": [round(selected.count(e) / len(selected), 4) for e in range(count)]})
-    return rows
+    for layer, rows in gates.items():
+        unit = with_length_1(rows.double())
+        cosines = unit @ unit.T - 2 * torch.eye(len(rows))
+        if float(cosines.max()) > PARALLEL:
+            first, other = divmod(int(cosines.argmax()), len(rows))
+            return [SAME_ROWS.format(names[first], names[other], layer)]
+    return []

@@ -4,53 +4,59 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import short_repr
+from run_tools.errors import expand_user, short_repr
 from run_tools.jsonl import rows_of_file
 
 from .errors import MergeError
 
-CHATS = "Chats train experts; for gates and losses write each as a text, by tokenizer.apply_chat_template(messages, tokenize=False)."
 
-
-def read_texts(path: Path, text_of_row: Callable[[dict[str, Any]], Any], needed: str) -> list[str]:
-    """The texts of a file in their order; blank lines of a file are left out.
+def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -> list[str]:
+    """The different texts of a file in their order; blank lines of a file are left out.
 
     Lines end at line feeds only, because texts can contain other Unicode line separators.
 
     Args:
         text_of_row: gives the text of a row of JSON, or raises a `KeyError`.
-        needed: the fields of a row, for messages.
 
     Raises:
-        MergeError: if the file is of another kind or not UTF-8, or has rows without text or with an empty one.
+        MergeError: if the file is missing, of another kind, not UTF-8 or empty, or has rows without text.
     """
+    path = expand_user(path)
+    if not path.is_file() or path.suffix.lower() not in (".jsonl", ".json", ".txt"):
+        raise MergeError(f"{str(path)!r} must be a .jsonl or .txt file.")
     texts: list[str] = []
-    kind = path.suffix.lower()
-    if kind in (".jsonl", ".json"):
+    if path.suffix.lower() == ".txt":
+        try:
+            texts = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
+        except UnicodeDecodeError as error:
+            raise MergeError(f"{path} is not UTF-8 at byte {error.start}.") from error
+    else:
         for where, row in rows_of_file(path, '{"text": "..."}'):
             try:
                 text = text_of_row(row)
             except (KeyError, AttributeError, TypeError) as error:
-                hint = f" {CHATS}" if isinstance(row, dict) and row.keys() & {"messages", "completion"} else ""
-                raise MergeError(f"{where} needs {needed}.{hint}") from error
-            if not isinstance(text, str):
-                raise MergeError(f"{where}: {short_repr(text)} is not a text. Put it in quotes.")
-            if not text.strip():
-                raise MergeError(f"{where} needs {needed}: its text is empty. Remove the row.")
+                raise MergeError(f"{where} has no text: {short_repr(row)}") from error
+            if not isinstance(text, str) or not text.strip():
+                raise MergeError(f"{where} has no text: {short_repr(row)}")
             texts.append(text)
-    elif kind == ".txt":
-        try:
-            texts = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
-        except UnicodeDecodeError as error:
-            reason = f"{error.reason} at byte {error.start}"
-            raise MergeError(f"{path} is not UTF-8 ({reason}). Convert it to UTF-8.") from error
-    else:
-        raise MergeError(f"{path} is neither JSON Lines nor text, by its name. Give a .jsonl or .txt file.")
-    return [text for text in texts if text.strip()]
+    texts = list(dict.fromkeys(text for text in texts if text.strip()))
+    if not texts:
+        raise MergeError(f"{path} has no texts.")
+    return texts
+
+
+def read_samples(path: str | Path) -> list[str]:
+    """The different texts of an expert's samples: `text`, `prompt`, or the prompt for `term` and `context`."""
+    return read_texts(path, lambda row: next((row[k] for k in ("text", "prompt") if row.get(k)), None) or prompt_of(row))
+
+
+def read_domain(path: str | Path) -> list[str]:
+    """The different texts of a domain: `text`, or a prompt with its `definition`."""
+    return read_texts(path, lambda row: row["text"] if "text" in row else prompt_of(row) + row["definition"])
 
 
 def prompt_of(row: dict[str, Any]) -> str:
     """The prompt for a definition of the row's `term` in its `context`."""
-    from modeling_lexicon.data_lexicon import format_prompt  # imports torch, which takes seconds
+    from modeling_lexicon.data_lexicon import format_prompt
 
     return format_prompt(row["term"], row["context"])

@@ -1,0 +1,178 @@
+"""Checks that sources can be merged: each is complete, and they agree in all that determines shapes or results."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from run_tools.errors import one_line
+
+from .errors import MergeError
+from .families import FAMILIES, LEXICON, MLP, MixtureClass, family_of
+from .recipe import ARCHITECTURES, Recipe
+from .sources import MERGE_FIRST, Source
+
+# fields of a configuration without an effect on what a model computes, or that tensor shapes show
+WITHOUT_EFFECT = {
+    "attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "max_window_layers", "vocab_size", "output_router_logits",
+}  # fmt: skip
+REPORTED = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")  # the base's are written
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+# parts of a tokenizer that decide which ids a text gets
+TOKENIZER_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer")
+
+
+def check_sources(recipe: Recipe, base: Source, experts: list[Source]) -> list[str]:
+    """Checks sources against each other. Returns warnings.
+
+    Raises:
+        MergeError: for the first that cannot be merged. The message names it.
+    """
+    check_base(base)
+    warnings, tokenizer = [], None
+    for expert in experts:
+        if expert.folder == base.folder:
+            continue
+        warnings += compare_configs(base, expert)
+        compare_tensors(recipe, base, expert)
+        if recipe.tokenizer is None:
+            tokenizer = tokenizer or read_tokenizer(base.folder)
+            compare_tokenizers(base, tokenizer, expert)
+        if chat_template(expert.folder) != chat_template(base.folder):
+            warnings.append(f"{expert.name} has another chat template than {base.name}, whose tokenizer is written.")
+    for expert in experts:
+        if expert.adapter and not expert.adapter.changes_mlp:
+            lost = " Its changes are lost with average: base." if recipe.average == "base" else ""
+            warnings.append(f"{expert.name}: its adapter changes no MLP, so routing to it has no effect.{lost}")
+    return warnings
+
+
+def check_base(base: Source) -> None:
+    """Checks that the base is of a supported family, whose mixture can represent it, and has every tensor in its shape."""
+    from transformers import AutoModelForCausalLM
+
+    family = family_of(base.config.model_type)
+    allowed = {**family.refused, "layer_types": (None, ["full_attention"] * base.config.num_hidden_layers)}
+    for key, values in allowed.items():
+        if (value := getattr(base.config, key, values[0])) not in values:
+            raise MergeError(f"{base.name}: {key}={value!r:.60} is not supported by the mixture of a {family.model_type}.")
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(base.config)
+    except Exception as error:  # whatever transformers raises for an invalid value
+        raise MergeError(f"{base.name}: transformers cannot open its config.json: {one_line(error):.300}") from error
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    if base.config.tie_word_embeddings:
+        expected.pop("lm_head.weight", None)
+    compare_shapes(base, {name: shape for name, (_, shape) in base.specs.items()}, expected, "its config.json requires")
+    if others := [name for name in base.specs if ".mlp." in name and not MLP.fullmatch(name)]:
+        raise MergeError(f"{base.name}: {others[0]} cannot be routed: an expert's MLP has three matrices and no biases.")
+
+
+def compare_configs(base: Source, expert: Source) -> list[str]:
+    """Raises a `MergeError` for the first field with an effect that differs. Returns warnings of ids and lengths that do."""
+    from transformers import PreTrainedConfig
+
+    common = PreTrainedConfig().to_dict().keys() - {"model_type", "tie_word_embeddings"}
+    ours, theirs = ({k: v for k, v in s.config.to_dict().items() if k not in common} for s in (base, expert))
+    warnings = []
+    for key in sorted((ours.keys() | theirs.keys()) - WITHOUT_EFFECT, key=lambda key: key != "model_type"):
+        if ours.get(key) == theirs.get(key):
+            continue
+        message = f"{expert.name}: {key} is {theirs.get(key)!r:.60}, but {ours.get(key)!r:.60} in {base.name}"
+        if key not in REPORTED:
+            raise MergeError(f"{message}. Only models that agree in it can be merged.")
+        warnings.append(f"{message}, which is written.")
+    return warnings
+
+
+def compare_tensors(recipe: Recipe, base: Source, expert: Source) -> None:
+    """Raises a `MergeError` for a tensor that the expert has in another shape than the base, or that only one of them has."""
+    ours, theirs = ({name: shape for name, (_, shape) in source.specs.items()} for source in (base, expert))
+    for name in VOCABULARY:
+        if ours.get(name) != theirs.get(name) and None not in (ours.get(name), theirs.get(name)):
+            if recipe.tokenizer is None:
+                raise MergeError(
+                    f"{expert.name}: its vocabulary has {theirs[name][0]} rows, but {ours[name][0]} in {base.name}. To keep that of "
+                    f"{base.name}, write tokenizer: base."
+                )
+            theirs[name] = ours[name]
+    compare_shapes(expert, theirs, ours, f"{base.name} has")
+
+
+def compare_shapes(source: Source, found: dict[str, tuple], expected: dict[str, tuple], says: str) -> None:
+    """Raises a `MergeError` for the first tensor that is missing, not expected, or of another shape."""
+    if (name := next((n for n in {**expected, **found} if found.get(n) != expected.get(n)), None)) is not None:
+        shapes = ["no such tensor" if shape is None else list(shape) for shape in (found.get(name), expected.get(name))]
+        raise MergeError(f"{source.name}: {name} is {shapes[0]} in {source.folder}, but {says} {shapes[1]}.")
+
+
+def read_tokenizer(folder: Path) -> dict[str, Any] | None:
+    """What decides which ids a text gets; `None` for a folder without a tokenizer. Raises a `MergeError` if it cannot be opened."""
+    from transformers import AutoTokenizer
+
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    try:
+        content = json.loads(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str())
+    except Exception as error:  # tokenizers raises a bare Exception for JSON that is not a tokenizer
+        raise MergeError(f"{folder}: its tokenizer cannot be opened: {one_line(error):.300}") from error
+    return {part: content.get(part) for part in TOKENIZER_PARTS}
+
+
+def compare_tokenizers(base: Source, ours: dict[str, Any] | None, expert: Source) -> None:
+    """Raises a `MergeError` if the expert's tokenizer gives a text other ids than the base's. A tokenizer that is missing is not compared."""
+    files = [source.folder / "tokenizer.json" for source in (base, expert)]
+    if all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes():
+        return
+    theirs = read_tokenizer(expert.folder)
+    if ours is None or theirs is None or ours == theirs:
+        return
+    part = next(part for part in TOKENIZER_PARTS if ours[part] != theirs[part])
+    raise MergeError(
+        f"{expert.name}: its tokenizer differs from that of {base.name} in {part}, so that texts have other ids. To write that of "
+        f"{base.name} anyway, write tokenizer: base."
+    )
+
+
+def chat_template(folder: Path) -> str | None:
+    """The chat template of a folder."""
+    if (file := folder / "chat_template.jinja").is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    settings = folder / "tokenizer_config.json"
+    return json.loads(settings.read_bytes()).get("chat_template") if settings.is_file() else None
+
+
+def mixture_class(recipe: Recipe, base: Source) -> MixtureClass:
+    """The class of the mixture. Raises a `MergeError` if the format of the recipe cannot represent it."""
+    family = FAMILIES[base.config.model_type]
+    stock, wanted = family.mixture, recipe.format
+    biases = not stock.attention_biases and any(name.endswith("_proj.bias") for name in base.specs)
+    if wanted == "auto":
+        wanted = stock.model_type if recipe.is_stock and not biases else "lexicon"
+    if recipe.architecture and not any(
+        ours == wanted for name, ours in ARCHITECTURES.items() if name.startswith(recipe.architecture.lower())
+    ):
+        raise MergeError(f"architecture: {recipe.architecture} is not the format of this mixture, which is {wanted}. Remove it.")
+    if wanted not in (stock.model_type, "lexicon"):
+        raise MergeError(f"format: {wanted} is not the mixture of a {family.model_type}. Use {stock.model_type}.")
+    if wanted == "lexicon":
+        check_lexicon(base)
+        return LEXICON
+    if biases:
+        raise MergeError(f"format: {wanted} has no biases in attention, but {base.name} has. Use format: lexicon.")
+    if recipe.centroids:
+        raise MergeError(f"format: {wanted} cannot store centroids. Use format: lexicon, or remove centroids.")
+    return stock
+
+
+def check_lexicon(base: Source) -> None:
+    """Raises a `MergeError` if `format: lexicon` cannot represent a model: it has full attention, and the layers of some families."""
+    family = FAMILIES[base.config.model_type]
+    able = [name for name, other in FAMILIES.items() if other.lexicon is not None]
+    if family.lexicon is None:
+        raise MergeError(f"{base.name}: format: lexicon cannot represent a {family.model_type}, only {', '.join(able)}.")
+    if window := getattr(base.config, "sliding_window", None):
+        raise MergeError(f"{base.name}: format: lexicon has full attention, but sliding_window is {window}.")

@@ -1,0 +1,247 @@
+"""The sources of a merge: dense checkpoints of a supported family, and LoRA adapters over one, whose tensors are read one at a time."""
+
+import json
+import os
+import tempfile
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from run_tools.errors import closest, expand_user, join_names, one_line
+from run_tools.pretrained import PACKAGED, unpacked
+
+from .errors import MergeError
+
+if TYPE_CHECKING:
+    from .low_rank import Factors
+
+Spec = tuple[str, tuple[int, ...]]  # dtype (safetensors' name) and shape of a tensor
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+INDEX = "model.safetensors.index.json"
+DOWNLOADED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "README.md"]
+# adapters with one of these begin from a base whose weights they have changed
+CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+MERGE_FIRST = "Merge it with peft first: model.merge_and_unload().save_pretrained(FOLDER)."
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter: its folder, its base's, whether it changes an MLP, and the temporary folder with the merged model."""
+
+    folder: Path
+    base: Path
+    changes_mlp: bool
+    merged: tempfile.TemporaryDirectory
+
+
+class Source:
+    """A dense model: names, dtypes and shapes of its tensors, which are read when they are asked for.
+
+    Attributes:
+        name, origin: of the expert, or "base"; its path or Hub id, as in a recipe.
+        folder: with config.json, weights and tokenizer.
+        config: as transformers opens it.
+        specs: name -> dtype and shape of every tensor, in the order of the files.
+        adapter: the adapter that was merged into it, if there is one.
+    """
+
+    def __init__(self, name: str, origin: str, folder: Path, adapter: "Adapter | None" = None):
+        self.name, self.origin, self.folder, self.adapter = name, origin, folder, adapter
+        self.config = open_config(folder)
+        self.files = weight_files(folder)
+        self._places: dict[str, Path] = {}
+        self.specs: dict[str, Spec] = {}
+        for path in self.files:
+            with open_file(path) as file:
+                for tensor in file.offset_keys():
+                    part = file.get_slice(tensor)
+                    self.specs[tensor], self._places[tensor] = (part.get_dtype(), tuple(part.get_shape())), path
+        if getattr(self.config, "quantization_config", None) or (bad := self._unusable()):
+            found = "quantization_config" if getattr(self.config, "quantization_config", None) else bad
+            raise MergeError(f"{name}: {folder} is quantised ({found}). Use the model in bfloat16, float16 or float32.")
+        self._drop_unused()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """A tensor. Its file is opened for it alone, so that what was read before does not stay in memory."""
+        with open_file(self._places[name]) as file:
+            return file.get_tensor(name)
+
+    def renamed(self, name: str) -> "Source":
+        """The same model under another name."""
+        other = copy(self)
+        other.name = name
+        return other
+
+    def factor(self, factors: "Factors", name: str, half: str) -> torch.Tensor:
+        """The factor A or B of a matrix, as an expert of low rank."""
+        return factors.take(self, name, half)
+
+    def _unusable(self) -> str | None:
+        return next((f"{name} is {dtype}" for name, (dtype, _) in self.specs.items() if dtype not in DTYPES), None)
+
+    def _drop_unused(self) -> None:
+        """Forgets tensors that the model does not use. Raises a `MergeError` for an output layer that should be tied and differs."""
+        head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
+        if self.config.tie_word_embeddings and {head, embeddings} <= self.specs.keys():
+            if not torch.equal(self[head], self[embeddings]):
+                raise MergeError(
+                    f"{self.name}: lm_head.weight differs from the embeddings, but tie_word_embeddings is true. Set it to false."
+                )
+            del self.specs[head]
+        for name in [name for name in self.specs if name.endswith("rotary_emb.inv_freq")]:
+            del self.specs[name]
+
+
+def open_file(path: Path):
+    """An open safetensors file. Raises a `MergeError` that names it if it is damaged."""
+    try:
+        return safe_open(path, "pt")
+    except (SafetensorError, OSError) as error:
+        raise MergeError(f"{path} cannot be read: {one_line(error)}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises a `MergeError` that names the file if it is missing or damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MergeError(f"{path} does not exist. Give the folder of a complete checkpoint.") from error
+    except (ValueError, OSError) as error:
+        raise MergeError(f"{path} cannot be read: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise MergeError(f"{path} must hold an object, not a {type(content).__name__}.")
+    return content
+
+
+def open_config(folder: Path):
+    """The configuration in a folder. Raises a `MergeError` of one line if transformers cannot open it."""
+    from transformers import AutoConfig
+
+    read_json(folder / "config.json")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises anything for a damaged value
+        raise MergeError(f"{folder / 'config.json'}: {one_line(error):.400}") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint. Raises a `MergeError` if there are none, or one is missing."""
+    index, single = folder / INDEX, folder / "model.safetensors"
+    if single.is_file() and index.is_file():
+        raise MergeError(f"{folder} has both {single.name} and {INDEX}. Remove the outdated one.")
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        others = sorted(path.name for pattern in ("*.bin", "*.gguf", "*.safetensors") for path in folder.glob(pattern))
+        found = f" It has {join_names(others)}: load and save it with save_pretrained()." if others else ""
+        raise MergeError(f"{folder} has neither {single.name} nor {INDEX}.{found}")
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or any(Path(str(name)).name != name for name in placed.values()):
+        raise MergeError(f"{index} has no weight_map from tensors to files of this folder.")
+    files = [folder / name for name in sorted(set(placed.values()))]
+    if missing := [path.name for path in files if not path.is_file()]:
+        raise MergeError(f"{folder} is missing {join_names(missing)} of the {len(files)} files in {INDEX}.")
+    return files
+
+
+def open_source(name: str, origin: str, base_model: str | None = None, folder: Path | None = None) -> Source:
+    """Opens a dense model, or an adapter over one, which peft merges into a temporary folder.
+
+    Args:
+        name: of the expert, for messages.
+        origin: path or Hub id, MODEL@REVISION, or MODEL+ADAPTER.
+        base_model: the base of an adapter that does not name one that exists.
+        folder: where the origin is, if that is known.
+
+    Raises:
+        MergeError: if a file is missing or damaged. The message names it.
+    """
+    if folder is None:
+        model, plus, adapter = origin.partition("+")
+        if plus and not os.path.isdir(expand_user(origin)):
+            return open_adapter(name, origin, locate(adapter), locate(model))
+        folder = locate(origin)
+    if (folder / "adapter_config.json").is_file():
+        return open_adapter(name, origin, folder, find_base(folder, base_model))
+    return Source(name, origin, folder)
+
+
+def locate(origin: str) -> Path:
+    """The folder of a path, a packaged model, or a snapshot of a Hub repository, which is downloaded. Raises a `MergeError` if there is none."""
+    path = expand_user(origin)
+    if path.is_dir():
+        return path
+    if origin in PACKAGED:
+        return unpacked(origin)
+    model, _, revision = origin.partition("@")
+    if path.is_file() or model.count("/") != 1 or origin.startswith((".", "/", "~")):
+        near = closest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()]) if path.parent.is_dir() else None
+        hint = f" Did you mean {str(path.with_name(near))!r}?" if near else " Give a folder or a Hub id."
+        raise MergeError(f"The folder {origin!r:.300} does not exist.{hint}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision or None, allow_patterns=DOWNLOADED))
+    except Exception as error:  # HTTP errors, offline mode, a full disk, ...
+        raise MergeError(
+            f"{origin!r} is no folder, and cannot be downloaded from the Hub ({type(error).__name__}). Check the spelling."
+        ) from error
+
+
+def find_base(adapter: Path, base_model: str | None) -> Path:
+    """The folder of an adapter's base: the one that it names, else the recipe's `base_model` if that has the same name.
+
+    Raises a `MergeError` if there is none.
+    """
+    named = read_json(adapter / "adapter_config.json").get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        if base_model:
+            return locate(base_model)
+        raise MergeError(f"{adapter} is an adapter that names no base. Set base_model in the recipe.")
+    for folder in (adapter.parent / named, expand_user(named)):
+        if folder.is_dir():
+            return folder
+    if base_model and Path(base_model).name == Path(named).name:
+        return locate(base_model)
+    try:
+        return locate(named)
+    except MergeError as error:
+        raise MergeError(f"{adapter} is an adapter over {named!r}, which does not exist. {MERGE_FIRST}") from error
+
+
+def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
+    """Merges a LoRA adapter into its base with peft, in a temporary folder that is removed with the source.
+
+    Raises:
+        MergeError: for an adapter that began from another base than it names, or that peft cannot merge.
+        ImportError: without peft.
+    """
+    config = read_json(folder / "adapter_config.json")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.startswith(CHANGED_BASE):
+        raise MergeError(f"{name}: {folder} was initialised by {start}, which changes the weights of its base. {MERGE_FIRST}")
+    from peft import PeftModel, get_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
+    scratch = tempfile.TemporaryDirectory(prefix="lexperts-")
+    try:
+        with open_file(folder / "adapter_model.safetensors") as file:
+            stored = set(file.keys())
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", trust_remote_code=False, use_safetensors=True)
+        with_adapter = PeftModel.from_pretrained(model, folder)
+        if unused := stored ^ set(get_peft_model_state_dict(with_adapter)):
+            raise MergeError(f"{min(unused)!r} is not both in the adapter's file and in the model that its settings give")
+        with_adapter.merge_and_unload(safe_merge=True).save_pretrained(scratch.name)
+    except Exception as error:  # whatever peft and transformers raise
+        scratch.cleanup()
+        raise MergeError(f"{name}: the adapter {folder} cannot be merged into {base}: {one_line(error):.300}") from error
+    for path in (p for place in (base, folder) for p in sorted(place.iterdir())):  # the adapter's own come last
+        if path.suffix in (".json", ".model", ".txt", ".jinja") and not path.name.startswith(("config", "adapter", "model.s")):
+            Path(scratch.name, path.name).write_bytes(path.read_bytes())
+    changes_mlp = any(".mlp." in tensor for tensor in stored)
+    return Source(name, origin, Path(scratch.name), Adapter(folder, base, changes_mlp, scratch))
