@@ -1,7 +1,6 @@
 """Checks that sources can be merged: each is complete, and they agree in all that determines shapes or results."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from run_tools.errors import one_line
 from .errors import MergeError
 from .families import FAMILIES, LEXICON, MLP, MixtureClass, family_of
 from .recipe import ARCHITECTURES, Recipe
-from .sources import MERGE_FIRST, Source
+from .sources import Source
 
 # fields of a configuration without an effect on what a model computes, or that tensor shapes show
 WITHOUT_EFFECT = {
@@ -53,11 +52,13 @@ def check_base(base: Source) -> None:
     """Checks that the base is of a supported family, whose mixture can represent it, and has every tensor in its shape."""
     from transformers import AutoModelForCausalLM
 
-    family = family_of(base.config.model_type)
+    family = FAMILIES[base.config.model_type]
     allowed = {**family.refused, "layer_types": (None, ["full_attention"] * base.config.num_hidden_layers)}
     for key, values in allowed.items():
         if (value := getattr(base.config, key, values[0])) not in values:
-            raise MergeError(f"{base.name}: {key}={value!r:.60} is not supported by the mixture of a {family.model_type}.")
+            raise MergeError(
+                f"{base.name}: {key}={value!r:.60} is not supported by the mixture of a {family.model_type}."
+            )
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(base.config)
@@ -68,7 +69,9 @@ def check_base(base: Source) -> None:
         expected.pop("lm_head.weight", None)
     compare_shapes(base, {name: shape for name, (_, shape) in base.specs.items()}, expected, "its config.json requires")
     if others := [name for name in base.specs if ".mlp." in name and not MLP.fullmatch(name)]:
-        raise MergeError(f"{base.name}: {others[0]} cannot be routed: an expert's MLP has three matrices and no biases.")
+        raise MergeError(
+            f"{base.name}: {others[0]} cannot be routed: an expert's MLP has three matrices and no biases."
+        )
 
 
 def compare_configs(base: Source, expert: Source) -> list[str]:
@@ -104,7 +107,7 @@ def compare_tensors(recipe: Recipe, base: Source, expert: Source) -> None:
 
 def compare_shapes(source: Source, found: dict[str, tuple], expected: dict[str, tuple], says: str) -> None:
     """Raises a `MergeError` for the first tensor that is missing, not expected, or of another shape."""
-    if (name := next((n for n in {**expected, **found} if found.get(n) != expected.get(n)), None)) is not None:
+    if (name := next((n for n in {**found, **expected} if found.get(n) != expected.get(n)), None)) is not None:
         shapes = ["no such tensor" if shape is None else list(shape) for shape in (found.get(name), expected.get(name))]
         raise MergeError(f"{source.name}: {name} is {shapes[0]} in {source.folder}, but {says} {shapes[1]}.")
 
@@ -147,15 +150,17 @@ def chat_template(folder: Path) -> str | None:
 
 def mixture_class(recipe: Recipe, base: Source) -> MixtureClass:
     """The class of the mixture. Raises a `MergeError` if the format of the recipe cannot represent it."""
-    family = FAMILIES[base.config.model_type]
-    stock, wanted = family.mixture, recipe.format
+    family = family_of(base.config.model_type)
+    stock, wanted = family.mixture, str(recipe.format)
     biases = not stock.attention_biases and any(name.endswith("_proj.bias") for name in base.specs)
     if wanted == "auto":
         wanted = stock.model_type if recipe.is_stock and not biases else "lexicon"
     if recipe.architecture and not any(
         ours == wanted for name, ours in ARCHITECTURES.items() if name.startswith(recipe.architecture.lower())
     ):
-        raise MergeError(f"architecture: {recipe.architecture} is not the format of this mixture, which is {wanted}. Remove it.")
+        raise MergeError(
+            f"architecture: {recipe.architecture} is not the format of this mixture, which is {wanted}. Remove it."
+        )
     if wanted not in (stock.model_type, "lexicon"):
         raise MergeError(f"format: {wanted} is not the mixture of a {family.model_type}. Use {stock.model_type}.")
     if wanted == "lexicon":
@@ -173,6 +178,8 @@ def check_lexicon(base: Source) -> None:
     family = FAMILIES[base.config.model_type]
     able = [name for name, other in FAMILIES.items() if other.lexicon is not None]
     if family.lexicon is None:
-        raise MergeError(f"{base.name}: format: lexicon cannot represent a {family.model_type}, only {', '.join(able)}.")
+        raise MergeError(
+            f"{base.name}: format: lexicon cannot represent a {family.model_type}, only {', '.join(able)}."
+        )
     if window := getattr(base.config, "sliding_window", None):
         raise MergeError(f"{base.name}: format: lexicon has full attention, but sliding_window is {window}.")

@@ -4,7 +4,6 @@ The names and shapes of the base are the layout: its MLPs are routed, and all ot
 list of `Item`s, each of which loads one tensor when it is written.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ from safetensors.torch import load_file
 from .card import write_card
 from .check import VOCABULARY, check_sources, mixture_class
 from .errors import MergeError
-from .families import LEXICON, MLP, MixtureClass
-from .gates import Gates, make_gates
+from .families import MLP, MixtureClass
+from .gates import make_gates
 from .low_rank import Factors
 from .output import mixture_config, write_config, write_tokenizer
 from .recipe import Recipe, read_recipe
@@ -30,7 +29,12 @@ ROWS = 1 << 22  # elements of each expert that a mean reads at once
 
 
 def compose(
-    recipe: Recipe | dict | str | Path, out: str | Path, *, shard_bytes: int = SHARD_BYTES, dry_run: bool = False, **changes
+    recipe: Recipe | dict | str | Path,
+    out: str | Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    dry_run: bool = False,
+    **changes,
 ) -> dict[str, Any]:
     """Merges the experts of a recipe into one sparse checkpoint. `out` is complete afterwards, or does not exist.
 
@@ -57,7 +61,7 @@ def compose(
         hashes = Hashes([] if dry_run else [base, *experts])
         gates = make_gates(recipe, base, experts, folder)
         items = mixture_items(recipe, base, experts, kind, gates.values, factors)
-        items += [Item(CENTROIDS, "F32", tuple(c.shape), "centroids", lambda c=c: c) for c in centroids]
+        items += [Item(CENTROIDS, "F32", tuple(c.shape), "centroids", partial(torch.clone, c)) for c in centroids]
         summary = {"out": str(out), "experts": recipe.names, **summarize(recipe, kind, items)}
         if not dry_run:
             write_tensors(folder, items, shard_bytes)
@@ -76,7 +80,11 @@ def open_sources(recipe: Recipe) -> tuple[Source, list[Source]]:
     known: dict[str, Source] = {}
 
     def opened(name: str, origin: str) -> Source:
-        first = known.setdefault(origin, open_source(name, origin, recipe.base_model)) if origin not in known else known[origin]
+        first = (
+            known.setdefault(origin, open_source(name, origin, recipe.base_model))
+            if origin not in known
+            else known[origin]
+        )
         return first.renamed(name)
 
     experts = [opened(expert.name, expert.source_model) for expert in recipe.experts]
@@ -133,7 +141,7 @@ def router_items(kind: MixtureClass, layer: int, dtype: str, width: int, gate: t
 def shared_loader(
     recipe: Recipe, base: Source, experts: Sequence[Source], weights: Mapping[str, float]
 ) -> Callable[[str], tuple[str, Callable[[], torch.Tensor]]]:
-    """What gives the source of a tensor that is not routed, and its loader: a copy of the base's, or a mean in float64, rounded once."""
+    """What gives the source of a tensor that is not routed, and its loader: a copy of the base's, or a mean in float64."""
     chosen = [expert for expert in experts if weights[expert.name] > 0]
     total = sum(weights[expert.name] for expert in chosen)
 
@@ -184,5 +192,7 @@ def read_centroids(recipe: Recipe) -> list[torch.Tensor]:
         raise MergeError(f"centroids={recipe.centroids!r} cannot be read: {error}") from error
     shapes = [tuple(tensor.shape) for tensor in found.values()]
     if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] != len(recipe.experts):
-        raise MergeError(f"{recipe.centroids} has tensors of shapes {shapes}, expected one of ({len(recipe.experts)}, size).")
+        raise MergeError(
+            f"{recipe.centroids} has tensors of shapes {shapes}, expected one of ({len(recipe.experts)}, size)."
+        )
     return [tensor.float() for tensor in found.values()]

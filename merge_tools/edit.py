@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,9 @@ def remove(
     with new_folder(out) as folder:
         values, info = {layer: gate[kept] for layer, gate in old.gates().items()}, {"mode": recipe.gate_mode}
         if recipe.gate_mode == "ridge" and values and (old.folder / FOLDER).is_dir():
-            shutil.copytree(old.folder / FOLDER, folder / FOLDER, ignore=shutil.ignore_patterns(f"{expert}.safetensors"))
+            shutil.copytree(
+                old.folder / FOLDER, folder / FOLDER, ignore=shutil.ignore_patterns(f"{expert}.safetensors")
+            )
             fitted = fit_gates(recipe, list(values), folder)
             values, info = (values if "tuned" in old.record else fitted.values), fitted.info
         record = edited_record(old, recipe, info, out, kept)
@@ -140,7 +143,12 @@ def edited_record(
         return source | {"path": os.path.relpath(old.folder.resolve() / source["path"], expand_user(out).resolve())}
 
     experts = old.record["experts"]
-    record = {**old.record, "recipe": recipe.to_dict(), "base": moved(old.record["base"]), "gates": gates or old.record["gates"]}
+    record = {
+        **old.record,
+        "recipe": recipe.to_dict(),
+        "base": moved(old.record["base"]),
+        "gates": gates or old.record["gates"],
+    }
     record["experts"] = [moved(experts[index]) for index in (range(len(experts)) if kept is None else kept)]
     shared = [name if name in recipe.names else name.removesuffix(REMOVED) + REMOVED for name in shared_from(old)]
     return record | ({"shared_from": shared} if shared != recipe.names and recipe.average == "mean" else {})
@@ -177,7 +185,9 @@ def write_mixture(
             row = 1 + max(expert["row"] for expert in record["experts"])
             record["experts"].append(source_record(source, hashes, out) | {"row": row})
     if factors:
-        known = {**(old.record.get("energies") or {})} | {n: round(sum(e) / len(e), 4) for n, e in factors.energies.items()}
+        known = {**(old.record.get("energies") or {})} | {
+            n: round(sum(e) / len(e), 4) for n, e in factors.energies.items()
+        }
         record["energies"] = {name: known[name] for name in recipe.names if name in known}
     record |= {"format": kind.model_type, "written": write_tokenizer(old.folder, folder)}
     write_record(folder, record)
@@ -187,7 +197,9 @@ def write_mixture(
 
 def recipe_from_here(old: Mixture) -> Recipe:
     """The recipe with the folders of its sources where they are now."""
-    experts = [replace(expert, source_model=place_of(old, expert.name, expert.source_model)) for expert in old.recipe.experts]
+    experts = [
+        replace(expert, source_model=place_of(old, expert.name, expert.source_model)) for expert in old.recipe.experts
+    ]
     base = old.recipe.base_model and place_of(old, "base", old.recipe.base_model)
     return replace(old.recipe, experts=experts, base_model=base)
 
@@ -195,7 +207,9 @@ def recipe_from_here(old: Mixture) -> Recipe:
 def place_of(old: Mixture, name: str, origin: str) -> str:
     """Where a source of a mixture is now; a Hub id is unchanged. Raises a `MergeError` if it was moved."""
     record = old.record["base"] if name == "base" else old.record["experts"][old.index_of(name)]
-    place = str(old.moved.get(name) or (os.path.normpath(old.folder.resolve() / record["path"]) if "path" in record else origin))
+    place = str(
+        old.moved.get(name) or (os.path.normpath(old.folder.resolve() / record["path"]) if "path" in record else origin)
+    )
     if "path" in record and not os.path.isdir(place):
         raise MergeError(f"{name}: the folder {place!r} does not exist. If it was moved: --moved {name}=FOLDER.")
     return place
@@ -218,7 +232,7 @@ def extract(
     """
     old = Mixture(mixture, sources)
     view = old.views[old.index_of(expert)]
-    items = [Item(name, *spec, expert, lambda name=name: view[name]) for name, spec in view.specs.items()]
+    items = [Item(name, *spec, expert, partial(view.__getitem__, name)) for name, spec in view.specs.items()]
     with new_folder(out) as folder:
         write_tensors(folder, items)
         write_config(folder, dense_config(FAMILIES[old.record["family"]], old.source))
@@ -229,7 +243,13 @@ def extract(
         source = None
     shared = [name for name in view.specs if not MLP.fullmatch(name)]
     differing = None if source is None else sum(not same(view, source, name) for name in shared)
-    return {"out": str(out), "tensors": len(items), "bytes": sum(i.nbytes for i in items), "expert": expert, "differing": differing}
+    return {
+        "out": str(out),
+        "tensors": len(items),
+        "bytes": sum(i.nbytes for i in items),
+        "expert": expert,
+        "differing": differing,
+    }
 
 
 def same(one: Source, other: Source, name: str) -> bool:

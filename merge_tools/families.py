@@ -94,9 +94,7 @@ QWEN2_MOE = MixtureClass(
     "qwen2_moe", "Qwen2MoeForCausalLM", shared_expert=32, gguf="LLAMA",
     settings={**NORMALISED, **FULL_ATTENTION, "qkv_bias": True, "shared_expert_intermediate_size": 32},
 )  # fmt: skip
-QWEN3_MOE = MixtureClass(
-    "qwen3_moe", "Qwen3MoeForCausalLM", settings={**NORMALISED, **FULL_ATTENTION}, gguf="QWEN3MOE"
-)
+QWEN3_MOE = MixtureClass("qwen3_moe", "Qwen3MoeForCausalLM", settings={**NORMALISED, **FULL_ATTENTION}, gguf="QWEN3MOE")
 FLEX_OLMO = MixtureClass(
     "flex_olmo", "FlexOlmoForCausalLM", settings={"norm_topk_prob": True, "router_aux_loss_coef": 0.001}
 )
@@ -118,5 +116,7 @@ FAMILIES = {
 def family_of(model_type: str) -> Family:
     """The family of a dense model. Raises a `MergeError` with the supported families for any other."""
     if model_type not in FAMILIES:
-        raise MergeError(f"model_type is {model_type!r:.60}; models of these types can be merged: {', '.join(FAMILIES)}.")
+        raise MergeError(
+            f"model_type is {model_type!r:.60}; models of these types can be merged: {', '.join(FAMILIES)}."
+        )
     return FAMILIES[model_type]

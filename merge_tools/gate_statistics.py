@@ -42,7 +42,9 @@ class ExpertStatistics:
     def __init__(self, folder: Path, name: str):
         self.name, self.path = name, folder / FOLDER / f"{name}.safetensors"
         if not self.path.is_file():
-            raise MergeError(f"{self.path} does not exist: without it the gates cannot be computed again. Copy it again.")
+            raise MergeError(
+                f"{self.path} does not exist: without it the gates cannot be computed again. Copy it again."
+            )
         with open_file(self.path) as file:
             metadata = file.metadata()
         self.tokens, self.samples = int(metadata["tokens"]), metadata["samples"]
@@ -63,11 +65,15 @@ def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, lay
     from transformers import AutoModel
 
     texts = read_samples(Path(expert.samples or ""))
-    order = np.random.default_rng(recipe.seed).permutation(len(texts))  # of a sorted file the first would be of one kind
+    order = np.random.default_rng(recipe.seed).permutation(
+        len(texts)
+    )  # of a sorted file the first would be of one kind
     tokenizer, width = open_tokenizer(source.folder), source.config.hidden_size
     enough = recipe.gate_tokens or TOKENS_PER_DIMENSION * width
     longest = min(source.config.max_position_embeddings, LONGEST)
-    ids = encode_beginnings([texts[i] for i in order], lambda text: tokenizer(text, verbose=False)["input_ids"], enough, longest)
+    ids = encode_beginnings(
+        [texts[i] for i in order], lambda text: tokenizer(text, verbose=False)["input_ids"], enough, longest
+    )
     dtype = getattr(torch, recipe.dtype) if recipe.dtype else "auto"
     model = open_model(AutoModel, source.folder, dtype=dtype).eval().to(gpu_or_cpu())
     sums = {layer: MomentSum(width) for layer in layers}
@@ -130,7 +136,9 @@ def training_tokens(index: int, count: int, tokens: int) -> int:
     return 0 if index % HELD_OUT_SHARE == HELD_OUT_SHARE - 1 else tokens
 
 
-def ridge_gates(layers: list[int], experts: Sequence[ExpertStatistics]) -> tuple[dict[int, torch.Tensor], dict[str, Any]]:
+def ridge_gates(
+    layers: list[int], experts: Sequence[ExpertStatistics]
+) -> tuple[dict[int, torch.Tensor], dict[str, Any]]:
     """The gates (E, d) by layer, and how they were made: `tokens` per expert, and `confusion` (E, E), the share of expert i's held-out
     tokens that are routed to expert j first, the mean over layers.
 

@@ -1,11 +1,11 @@
 """The first values of gates, a matrix (E, d) for each routed layer with one row per expert.
 
-    random       N(0, 0.02), seeded by layer and expert, so that adding an expert does not change the other rows
-    hidden       the base's hidden states at the last token of each prompt, the mean over prompts minus that over negative ones, of
-                 length 1, as in mergekit-moe
-    cheap_embed  the same with the summed embeddings of each prompt's tokens
-    ridge        ridge regression of each token's expert on the router's inputs, in closed form, see `ridge`
-    none         no gates: the domain policy is told the expert
+random       N(0, 0.02), seeded by layer and expert, so that adding an expert does not change the other rows
+hidden       the base's hidden states at the last token of each prompt, the mean over prompts minus that over negative ones, of
+             length 1, as in mergekit-moe
+cheap_embed  the same with the summed embeddings of each prompt's tokens
+ridge        ridge regression of each token's expert on the router's inputs, in closed form, see `ridge`
+none         no gates: the domain policy is told the expert
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,9 @@ def fit_gates(recipe: Recipe, layers: list[int], folder: Path) -> Gates:
     """The gates of `ridge` from the statistics in a folder."""
     values, info = ridge_gates(layers, [ExpertStatistics(folder, name) for name in recipe.names])
     few = [(n, t) for n, t in zip(recipe.names, info["tokens"], strict=True) if t < 5 * values[layers[0]].shape[1]]
-    return Gates(values, info, [f"{n} has {t:,} tokens of samples, fewer than 5 per dimension. Add samples." for n, t in few])
+    return Gates(
+        values, info, [f"{n} has {t:,} tokens of samples, fewer than 5 per dimension. Add samples." for n, t in few]
+    )
 
 
 def new_rows(
@@ -92,7 +94,7 @@ def text_rows(vectors, expert: ExpertRecipe, normalise_means: bool) -> torch.Ten
         value = torch.stack([vectors(text) for text in texts]).mean(0)
         return with_length_1(value) if normalise_means else value
 
-    return with_length_1(mean(expert.positive_prompts) - mean(expert.negative_prompts))  # type: ignore[operator]
+    return with_length_1(mean(expert.positive_prompts) - mean(expert.negative_prompts))
 
 
 def with_length_1(rows: torch.Tensor) -> torch.Tensor:

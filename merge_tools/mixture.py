@@ -44,7 +44,9 @@ class Mixture:
         self.source = Source("mixture", str(folder), self.folder)
         self.kind, self.names = FORMATS[self.record["format"]], self.recipe.names
         if unknown := [name for name in self.moved if name not in (*self.names, "base")]:
-            raise MergeError(f"The mixture has no source {unknown[0]!r}.{did_you_mean(unknown[0], [*self.names, 'base'])}")
+            raise MergeError(
+                f"The mixture has no source {unknown[0]!r}.{did_you_mean(unknown[0], [*self.names, 'base'])}"
+            )
         self.shared = View(self, "base", None)
         self.views = [View(self, name, index) for index, name in enumerate(self.names)]
         if missing := [v.name for v in self.views if v.specs != self.shared.specs]:
@@ -72,7 +74,9 @@ class Mixture:
         if folder is None and "path" in record:
             folder = Path(os.path.normpath(self.folder.resolve() / record["path"]))
         if folder is not None and not folder.is_dir():
-            raise MergeError(f"{name}: the folder {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER.")
+            raise MergeError(
+                f"{name}: the folder {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER."
+            )
         return open_source(name, record["source"], base, folder=folder)
 
 
@@ -86,7 +90,9 @@ class View(Source):
         self.adapter, self.files, self.mixture, self.index = None, mixture.source.files, mixture, index
         family, stored = FAMILIES[mixture.record["family"]], mixture.source
         content = dense_config(family, stored)
-        self.config = new_config(**{k: v for k, v in content.items() if k not in ("rope_theta", "rope_scaling", "torch_dtype")})
+        self.config = new_config(
+            **{k: v for k, v in content.items() if k not in ("rope_theta", "rope_scaling", "torch_dtype")}
+        )
         linear_of = {short: name for name, short in mixture.kind.names.items()}
         own = f"experts\\.{index or 0}" if not mixture.recipe.rank else "base"
         matrix = re.compile(rf"model\.layers\.(\d+)\.{mixture.kind.block}\.{own}\.({'|'.join(linear_of)})\.weight")

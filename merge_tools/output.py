@@ -28,7 +28,9 @@ def dtype_name(source: Source) -> str:
     return str(DTYPES[source.specs["model.embed_tokens.weight"][0]]).removeprefix("torch.")
 
 
-def mixture_config(recipe: Recipe, base: Source, kind: MixtureClass, centroid_size: int | None = None) -> dict[str, Any]:
+def mixture_config(
+    recipe: Recipe, base: Source, kind: MixtureClass, centroid_size: int | None = None
+) -> dict[str, Any]:
     """config.json of a mixture: the fields of the base that its class has, and those of the experts."""
     count, settings = len(recipe.experts), dict(kind.settings)
     more: dict[str, Any] = {
@@ -76,8 +78,9 @@ def config_content(model_type: str, settings: dict[str, Any], base: Source, more
 
 def new_config(model_type: str, **fields):
     """A configuration of a class of transformers or of `modeling_lexicon`; the plain one without a type."""
-    import modeling_lexicon  # noqa: F401  (registers its classes)
     from transformers import AutoConfig, PreTrainedConfig
+
+    import modeling_lexicon  # noqa: F401  (registers its classes)
 
     return AutoConfig.for_model(model_type, **fields) if model_type else PreTrainedConfig(**fields)
 
@@ -93,7 +96,9 @@ def write_tokenizer(source: Path, folder: Path) -> dict[str, str]:
         if not path.is_file():
             continue
         if not any(path.resolve().is_relative_to(place) for place in allowed):
-            raise MergeError(f"{path} is a link to {path.resolve()}, outside of its folder. Copy the file into the folder.")
+            raise MergeError(
+                f"{path} is a link to {path.resolve()}, outside of its folder. Copy the file into the folder."
+            )
         content = path.read_bytes()
         (folder / path.name).write_bytes(content)
         hashes[path.name] = hashlib.sha256(content).hexdigest()

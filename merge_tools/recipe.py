@@ -144,7 +144,9 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
     elif not isinstance(source, dict):
         folder = Path(source).parent
         source = read_yaml(source, kind="recipe", example="experts: [{source_model: PATH}, ...]")
-    if "experts" not in source and (key := next((k for k in ("merge_method", "models", "slices") if k in source), None)):
+    if "experts" not in source and (
+        key := next((k for k in ("merge_method", "models", "slices") if k in source), None)
+    ):
         raise MergeError(f"The recipe has {key}: it is one of mergekit-yaml, for a dense model. Run it with mergekit.")
     options = {**source, **changes}
     given = options.get("experts")
@@ -174,7 +176,13 @@ def read_keys(kind: type, where: str, options: dict[str, Any]) -> Any:
             continue
         if name.endswith("_prompts") and isinstance(value, str):
             value = [value]
-        value = str(value) if isinstance(value, Path) else SAME.get((name, value), value) if isinstance(value, str) else value
+        value = (
+            str(value)
+            if isinstance(value, Path)
+            else SAME.get((name, value), value)
+            if isinstance(value, str)
+            else value
+        )
         if isinstance(value, str) and (way := OTHER_VALUES.get((name, value))):
             raise MergeError(f"{name}: {value} is not supported. {way}")
         if isinstance(value, str) and not value.strip():
@@ -220,7 +228,12 @@ def set_defaults(recipe: Recipe) -> None:
 
 def check_values(recipe: Recipe) -> None:
     """Raises a `MergeError` for the first value that does not fit the others."""
-    count, k, mode, needed = len(recipe.experts), recipe.experts_per_token, recipe.gate_mode, TEXTS_OF.get(recipe.gate_mode or "")
+    count, k, mode, needed = (
+        len(recipe.experts),
+        recipe.experts_per_token,
+        recipe.gate_mode,
+        TEXTS_OF.get(recipe.gate_mode or ""),
+    )
     lacking = next((e.name for e in recipe.experts if needed and not getattr(e, needed)), None)
     for problem, message in (
         (not 1 <= k <= count, f"experts_per_token={k} must be 1 to {count}, the number of experts."),

@@ -60,7 +60,13 @@ def source_record(source: Source, hashes: Hashes, out: str | Path) -> dict[str, 
 
 
 def make_record(
-    recipe: Recipe, base: Source, experts: Sequence[Source], kind: MixtureClass, gates: dict[str, Any], hashes: Hashes, out: str | Path
+    recipe: Recipe,
+    base: Source,
+    experts: Sequence[Source],
+    kind: MixtureClass,
+    gates: dict[str, Any],
+    hashes: Hashes,
+    out: str | Path,
 ) -> dict[str, Any]:
     """The content of merge_record.json. Each expert has the number that seeds its row of random gates."""
     return {
@@ -97,7 +103,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not (folder / RECORD).is_file():
         raise MergeError(f"{folder} has no {RECORD}. Give a folder that `lexperts merge` has written.")
     record = read_json(folder / RECORD)
-    lists = isinstance(record.get("experts"), list) and all(isinstance(e, dict) and "name" in e for e in record["experts"])
+    lists = isinstance(record.get("experts"), list) and all(
+        isinstance(e, dict) and "name" in e for e in record["experts"]
+    )
     if not lists or record.get("family") not in FAMILIES or record.get("format") not in FORMATS:
         raise MergeError(f"{folder / RECORD} is damaged, or of another version. Copy or compose the mixture again.")
     return record

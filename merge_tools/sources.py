@@ -68,6 +68,8 @@ class Source:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A tensor. Its file is opened for it alone, so that what was read before does not stay in memory."""
+        if name not in self._places:
+            raise MergeError(f"{self.name}: {self.folder} has no tensor {name}.")
         with open_file(self._places[name]) as file:
             return file.get_tensor(name)
 
@@ -180,7 +182,9 @@ def locate(origin: str) -> Path:
         return unpacked(origin)
     model, _, revision = origin.partition("@")
     if path.is_file() or model.count("/") != 1 or origin.startswith((".", "/", "~")):
-        near = closest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()]) if path.parent.is_dir() else None
+        near = (
+            closest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()]) if path.parent.is_dir() else None
+        )
         hint = f" Did you mean {str(path.with_name(near))!r}?" if near else " Give a folder or a Hub id."
         raise MergeError(f"The folder {origin!r:.300} does not exist.{hint}")
     from huggingface_hub import snapshot_download
@@ -198,7 +202,8 @@ def find_base(adapter: Path, base_model: str | None) -> Path:
 
     Raises a `MergeError` if there is none.
     """
-    named = read_json(adapter / "adapter_config.json").get("base_model_name_or_path")
+    config = read_json(adapter / "adapter_config.json")
+    named = config.get("base_model_name_or_path")
     if not isinstance(named, str) or not named:
         if base_model:
             return locate(base_model)
@@ -209,7 +214,7 @@ def find_base(adapter: Path, base_model: str | None) -> Path:
     if base_model and Path(base_model).name == Path(named).name:
         return locate(base_model)
     try:
-        return locate(named)
+        return locate(f"{named}@{config['revision']}" if config.get("revision") else named)
     except MergeError as error:
         raise MergeError(f"{adapter} is an adapter over {named!r}, which does not exist. {MERGE_FIRST}") from error
 
@@ -224,7 +229,9 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
     config = read_json(folder / "adapter_config.json")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(CHANGED_BASE):
-        raise MergeError(f"{name}: {folder} was initialised by {start}, which changes the weights of its base. {MERGE_FIRST}")
+        raise MergeError(
+            f"{name}: {folder} was initialised by {start}, which changes the weights of its base. {MERGE_FIRST}"
+        )
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
@@ -235,13 +242,19 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", trust_remote_code=False, use_safetensors=True)
         with_adapter = PeftModel.from_pretrained(model, folder)
         if unused := stored ^ set(get_peft_model_state_dict(with_adapter)):
-            raise MergeError(f"{min(unused)!r} is not both in the adapter's file and in the model that its settings give")
+            raise MergeError(
+                f"{min(unused)!r} is not both in the adapter's file and in the model that its settings give"
+            )
         with_adapter.merge_and_unload(safe_merge=True).save_pretrained(scratch.name)
     except Exception as error:  # whatever peft and transformers raise
         scratch.cleanup()
-        raise MergeError(f"{name}: the adapter {folder} cannot be merged into {base}: {one_line(error):.300}") from error
+        raise MergeError(
+            f"{name}: the adapter {folder} cannot be merged into {base}: {one_line(error):.300}"
+        ) from error
     for path in (p for place in (base, folder) for p in sorted(place.iterdir())):  # the adapter's own come last
-        if path.suffix in (".json", ".model", ".txt", ".jinja") and not path.name.startswith(("config", "adapter", "model.s")):
+        if path.suffix in (".json", ".model", ".txt", ".jinja") and not path.name.startswith(
+            ("config", "adapter", "model.s")
+        ):
             Path(scratch.name, path.name).write_bytes(path.read_bytes())
     changes_mlp = any(".mlp." in tensor for tensor in stored)
     return Source(name, origin, Path(scratch.name), Adapter(folder, base, changes_mlp, scratch))

@@ -47,7 +47,9 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
 
 def read_samples(path: str | Path) -> list[str]:
     """The different texts of an expert's samples: `text`, `prompt`, or the prompt for `term` and `context`."""
-    return read_texts(path, lambda row: next((row[k] for k in ("text", "prompt") if row.get(k)), None) or prompt_of(row))
+    return read_texts(
+        path, lambda row: next((row[k] for k in ("text", "prompt") if row.get(k)), None) or prompt_of(row)
+    )
 
 
 def read_domain(path: str | Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,11 @@ def compare(item: Item, mixture: Mixture) -> list[str]:
         if item.name.endswith((".A.weight", ".B.weight")):  # singular vectors may have the other sign
             ours, theirs = ours.abs(), theirs.abs()
         difference = float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
-        return [] if difference <= TOLERANCE[item.dtype] else [f"{item.name}: values differ by {difference:.1%} of their norm."]
+        return (
+            []
+            if difference <= TOLERANCE[item.dtype]
+            else [f"{item.name}: values differ by {difference:.1%} of their norm."]
+        )
     return [f"{item.name}: {int((found != expected).sum()):,} of {found.numel():,} elements differ."]
 
 

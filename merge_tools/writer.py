@@ -21,7 +21,12 @@ from .sources import DTYPES, INDEX
 
 SHARD_BYTES = 5_000_000_000
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF << 52}  # whose bits are all 1 in NaN and infinity
+EXPONENTS = {
+    "BF16": 0x7F80,
+    "F16": 0x7C00,
+    "F32": 0x7F800000,
+    "F64": 0x7FF << 52,
+}  # whose bits are all 1 in NaN and infinity
 
 
 class Item(NamedTuple):
@@ -45,7 +50,9 @@ class Item(NamedTuple):
         if has_nonfinite(value):
             if has_nonfinite(loaded.contiguous()):
                 raise MergeError(f"{self.source}: {self.name} holds NaN or infinity. Use an earlier checkpoint.")
-            raise MergeError(f"{self.source}: {self.name} exceeds the range of {self.dtype}. Use dtype: bfloat16 or float32.")
+            raise MergeError(
+                f"{self.source}: {self.name} exceeds the range of {self.dtype}. Use dtype: bfloat16 or float32."
+            )
         return value
 
 
@@ -60,8 +67,13 @@ def has_nonfinite(tensor: torch.Tensor) -> bool:
 
 def raw_bits(tensor: torch.Tensor) -> np.ndarray:
     """The elements of a tensor as unsigned integers of their width, without a copy."""
-    return tensor.contiguous().view(torch.uint8 if not tensor.dim() else tensor.dtype).reshape(-1).view(torch.uint8).numpy().view(
-        f"<u{tensor.dtype.itemsize}"
+    return (
+        tensor.contiguous()
+        .view(torch.uint8 if not tensor.dim() else tensor.dtype)
+        .reshape(-1)
+        .view(torch.uint8)
+        .numpy()
+        .view(f"<u{tensor.dtype.itemsize}")
     )
 
 
@@ -79,7 +91,9 @@ def new_folder(out: str | Path, keep: bool = True) -> Iterator[Path]:
     try:
         partial.mkdir()
     except FileExistsError:
-        raise MergeError(f"{partial} exists: another run writes there, or was killed. Delete it, and try again.") from None
+        raise MergeError(
+            f"{partial} exists: another run writes there, or was killed. Delete it, and try again."
+        ) from None
     try:
         yield partial
         if keep:
@@ -101,7 +115,7 @@ def write_tensors(folder: Path, items: list[Item], shard_bytes: int = SHARD_BYTE
             shards.append([])
             filled = item.nbytes
         shards[-1].append(item)
-    total, placed = sum(item.nbytes for item in items), {}
+    total, placed = sum(item.nbytes for item in items), dict[str, str]()
     if (free := shutil.disk_usage(folder).free) < total:
         raise MergeError(f"{folder.parent}: {total / 1e9:.1f} GB are needed, but {free / 1e9:.1f} GB are free.")
     with tqdm(total=total, unit="B", unit_scale=True, desc="writing", disable=None) as bar:

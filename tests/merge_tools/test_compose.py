@@ -1,278 +1,298 @@
-"""The output of `compose`: bytes, names, configuration, and reproducibility."""
+"""`compose`: every tensor of a mixture is that of a plain reference, and stock transformers opens it."""
 
 import json
-import struct
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, MixtralForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from merge_tools import compose, slices
-from modeling_lexicon import LexiconForCausalLM
+from merge_tools import MergeError, compose, verify, writer
+from merge_tools.families import FAMILIES, FORMATS
 
 from .conftest import (
-    ROPES,
+    SIZES,
     contents,
     edit_json,
     logits_of,
-    old_spelling,
     open_model,
+    randomize,
     read_tensors,
     recipe_of,
-    save_expert,
+    tiny_tokenizer,
 )
 
 IDS = torch.arange(3, 43).reshape(2, 20)
-EXPERT = "model.layers.{}.block_sparse_moe.experts.{}.{}.weight"
-PLACES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+NAMES = ("birds", "ships", "tools")
+# name -> (model_type, fields of its configuration)
+MODELS = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral with a window": ("mistral", {"sliding_window": 8}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
+    "olmo2": ("olmo2", {}),
+}
+STOCK = [name for name in MODELS if name != "llama with biases"]
+MLP = {"gate_proj", "up_proj", "down_proj"}
 
 
-def shared_names(tensors):
-    return [name for name in tensors if "block_sparse_moe" not in name]
+def save(folder, name, seed, dtype=torch.float32, **changes):
+    """Saves a tiny model of a family, with norms and biases drawn too, and its tokenizer."""
+    model_type, options = MODELS[name]
+    tokenizer = tiny_tokenizer()
+    config = CONFIG_MAPPING[model_type](**{**SIZES, "vocab_size": len(tokenizer), **options, **changes})
+    randomize(AutoModelForCausalLM.from_config(config), seed).to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("count", [2, 3, 5])
-def test_shared_weights_are_the_float64_mean_rounded_once(experts, tmp_path, count, dtype):
-    folders = experts(count, dtype=dtype)
-    compose(recipe_of(folders), tmp_path / "out")
-    mixture, dense = read_tensors(tmp_path / "out"), [read_tensors(folder) for folder in folders]
-    names = shared_names(mixture)
-    assert len(names) == 2 * 6 + 3  # four linears and two norms a layer; embeddings, last norm, head
-    rounded_twice = 0
-    for name in names:
-        mean = sum(tensors[name].double() for tensors in dense) / count
-        assert torch.equal(mixture[name], mean.to(mixture[name].dtype))
-        running = dense[0][name].clone()
-        for tensors in dense[1:]:
-            running += tensors[name]
-        rounded_twice += int((running / count != mixture[name]).sum())
-    assert rounded_twice or count == 2  # negative control: a running sum in the dtype itself
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """sources(name of MODELS, dtype) -> three folders, the same for the same call."""
+    known = {}
+
+    def make(name, dtype=torch.float32):
+        if (name, dtype) not in known:
+            root = tmp_path_factory.mktemp("sources")
+            known[name, dtype] = [save(root / expert, name, seed, dtype) for seed, expert in enumerate(NAMES)]
+        return known[name, dtype]
+
+    return make
 
 
-def test_experts_are_the_sources_bytes(experts, tmp_path):
-    folders = experts(3, dtype="bfloat16")
-    compose(recipe_of(folders), tmp_path / "out")
-    mixture = read_tensors(tmp_path / "out")
-    for e, folder in enumerate(folders):
-        dense = read_tensors(folder)
-        for layer in range(2):
-            for name, root in PLACES.items():
-                result = mixture[EXPERT.format(layer, e, root)].view(torch.int16)
-                assert torch.equal(result, dense[f"model.layers.{layer}.mlp.{name}.weight"].view(torch.int16))
-                assert not torch.equal(result, mixture[EXPERT.format(layer, (e + 1) % 3, root)].view(torch.int16))
-    assert len(mixture) == 15 + 2 * (1 + 3 * 3)
+def opened(folder, **options):
+    """The model, opened by transformers without a missing or unexpected tensor."""
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    return model.eval()
 
 
-def test_routed_linear_layers_are_the_sources_bytes(experts, tmp_path):
-    folders = experts(2, attention_bias=True)
-    compose(recipe_of(folders, router_layers=["q_proj", "down_proj"], router_layers_index=[1]), tmp_path / "out")
-    mixture, dense = read_tensors(tmp_path / "out"), [read_tensors(folder) for folder in folders]
-    for e in range(2):
-        for kind in ("weight", "bias"):
-            name = f"model.layers.1.self_attn.q_proj.{kind}"
-            assert torch.equal(mixture[f"model.layers.1.self_attn.q_proj.experts.{e}.{kind}"], dense[e][name])
-            assert name not in mixture
-        assert torch.equal(
-            mixture[f"model.layers.1.mlp.down_proj.experts.{e}.weight"], dense[e]["model.layers.1.mlp.down_proj.weight"]
-        )
-    for name in ("model.layers.0.self_attn.q_proj.bias", "model.layers.1.mlp.up_proj.weight"):
-        assert_close(mixture[name], (dense[0][name] + dense[1][name]) / 2)
-    assert mixture["model.layers.1.mlp.down_proj.gate.weight"].shape == (2, 64)  # it reads the MLP's inner size
-
-
-def test_weights_change_only_the_mean(experts, tmp_path):
-    folders = experts(3)
-    compose(recipe_of(folders), tmp_path / "even")
-    compose(recipe_of(folders, weights=[2, 1, 1]), tmp_path / "shifted")
-    compose(recipe_of(folders, weights=[3, 0, 0]), tmp_path / "one")
-    even, shifted, one = (read_tensors(tmp_path / name) for name in ("even", "shifted", "one"))
-    dense = [read_tensors(folder) for folder in folders]
-    for name in even:
-        if "block_sparse_moe" in name:
-            assert torch.equal(even[name], shifted[name])
+def expected_tensors(folders, kind, average, seed=42, gated=range(2)):
+    """All tensors of a mixture with random gates by plain loops: names of experts, means in float64, rows from a seeded generator."""
+    experts = [read_tensors(folder) for folder in folders]
+    found = {}
+    for name, own in experts[0].items():
+        parts = name.split(".")
+        if "mlp" not in parts:
+            mean = torch.stack([expert[name].double() for expert in experts]).mean(0).to(own.dtype)
+            found[name] = own if average == "base" else mean
             continue
-        expected = sum(w * d[name].double() for w, d in zip((0.5, 0.25, 0.25), dense, strict=True)).float()
-        assert torch.equal(shifted[name], expected)
-        assert torch.equal(one[name], dense[0][name])
-        assert not torch.equal(even[name], shifted[name])
+        prefix = f"model.layers.{parts[2]}.{kind.block}"
+        for i, expert in enumerate(experts):
+            found[f"{prefix}.experts.{i}.{kind.names[parts[4]]}.weight"] = expert[name]
+        if int(parts[2]) in gated:
+            rows = [
+                np.random.default_rng([seed, int(parts[2]), *b"mlp", e]).standard_normal(32) * 0.02
+                for e in range(len(folders))
+            ]
+            found[f"{prefix}.gate.weight"] = torch.tensor(np.stack(rows)).float().to(own.dtype)
+    return found
 
 
-def test_tied_embeddings_stay_tied_and_are_stored_once(experts, tmp_path):
-    compose(recipe_of(experts(2, tied=True)), tmp_path / "tied")
-    compose(recipe_of(experts(2)), tmp_path / "untied")
-    tied, untied = read_tensors(tmp_path / "tied"), read_tensors(tmp_path / "untied")
-    assert "lm_head.weight" not in tied and "lm_head.weight" in untied
-    for folder, options in ((tmp_path / "tied", {}), (tmp_path / "tied", {"trust_remote_code": True})):
-        model = open_model(folder, **options)
-        assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
-    model = open_model(tmp_path / "untied")
-    assert model.lm_head.weight.data_ptr() != model.get_input_embeddings().weight.data_ptr()
-    compose(recipe_of(experts(2, tied=True), format="lexicon"), tmp_path / "lexicon")
-    model = open_model(tmp_path / "lexicon")
-    assert "lm_head.weight" not in read_tensors(tmp_path / "lexicon")
-    assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+def check_equal(folder, expected):
+    """All tensors of a folder are the expected ones, but for those of a shared expert, which are zero."""
+    found = read_tensors(folder)
+    extra = {name: found.pop(name) for name in list(found) if "shared_expert" in name}
+    assert found.keys() == expected.keys() and not any(tensor.any() for tensor in extra.values())
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("format", ["mixtral", "lexicon"])
-@pytest.mark.parametrize("spelling", ["of transformers 5", "of transformers 4"])
-@pytest.mark.parametrize("rope", ROPES)
-def test_all_rope_settings_are_kept(tmp_path, rope, spelling, format):
-    folders = [save_expert(tmp_path / name, seed, rope=rope) for seed, name in enumerate("ab")]
-    expected = open_model(folders[0]).model.rotary_emb.inv_freq
-    if spelling == "of transformers 4":
-        for folder in folders:
-            old_spelling(folder)
-    compose(recipe_of(folders, format=format), tmp_path / "out")
-    written = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert written["rope_parameters"] == ROPES[rope]
-    scaling = {key: value for key, value in ROPES[rope].items() if key != "rope_theta"}
-    assert written["rope_theta"] == ROPES[rope]["rope_theta"]
-    assert written["rope_scaling"] == (None if rope == "default" else scaling)
-    assert AutoConfig.from_pretrained(tmp_path / "out").rope_parameters == ROPES[rope]
-    models = [kind.from_pretrained(tmp_path / "out").eval() for kind in (AutoModel, AutoModelForCausalLM)]
-    assert all(torch.equal(model.base_model.rotary_emb.inv_freq, expected) for model in models)
-    with torch.no_grad():
-        assert torch.equal(models[0](IDS).last_hidden_state, models[1].model(IDS).last_hidden_state)
-    others = [open_model(save_expert(tmp_path / o, 0, rope=o)).model.rotary_emb.inv_freq for o in ROPES if o != rope]
-    assert not any(torch.equal(other, expected) for other in others)  # negative control
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("average", ["base", "mean"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_tensor_is_that_of_a_plain_reference(name, average, dtype, sources, tmp_path):
+    folders, model_type = sources(name, dtype), MODELS[name][0]
+    made = compose(recipe_of(folders, base_model=folders[0], average=average, gate_mode="random"), tmp_path / "out")
+    kind = FORMATS[made["format"]]
+    assert kind is (FAMILIES[model_type].mixture if name in STOCK else FORMATS["lexicon"])
+    check_equal(tmp_path / "out", expected_tensors(folders, kind, average))
+    assert verify(tmp_path / "out")["ok"]
 
 
-def test_missing_fields_have_llamas_defaults(experts, tmp_path):
-    """Mixtral has other defaults: 1e-5 in the norms, and another max_position_embeddings."""
-    folders = [save_expert(tmp_path / name, 0) for name in "ab"]
-    for folder in folders:
-        edit_json(folder / "config.json", rms_norm_eps=None, max_position_embeddings=None)
-    compose(recipe_of(folders), tmp_path / "out")
-    config = AutoConfig.from_pretrained(tmp_path / "out")
-    assert (config.rms_norm_eps, config.max_position_embeddings) == (1e-6, 2048)
-
-
-def test_special_tokens_and_other_fields_are_copied(experts, tmp_path):
-    settings = {"eos_token_id": [2, 5], "rms_norm_eps": 1e-3, "attention_dropout": 0.25, "initializer_range": 0.5}
-    folders = experts(2, num_key_value_heads=4, head_dim=16, **settings)
-    for format in ("mixtral", "lexicon"):
-        compose(recipe_of(folders, format=format), tmp_path / format)
-        config, model = AutoConfig.from_pretrained(tmp_path / format), open_model(tmp_path / format)
-        for key, value in {**settings, "num_key_value_heads": 4, "head_dim": 16, "pad_token_id": 0}.items():
-            assert getattr(config, key) == value
-        assert model.generation_config.eos_token_id == [2, 5]
-        assert logits_of(model, IDS).isfinite().all()
-
-
-@pytest.mark.parametrize("source, written", [("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16")])
-def test_dtypes_are_converted_with_one_rounding(experts, tmp_path, source, written):
-    folders = experts(3, dtype=source)
-    compose(recipe_of(folders, dtype=written), tmp_path / "out")
-    mixture, dense = read_tensors(tmp_path / "out"), [read_tensors(folder) for folder in folders]
-    kind = getattr(torch, written)
-    assert {tensor.dtype for tensor in mixture.values()} == {kind}
-    name = "model.layers.0.self_attn.q_proj.weight"
-    assert torch.equal(mixture[name], (sum(d[name].double() for d in dense) / 3).to(kind))
-    for e in range(3):
-        expected = dense[e]["model.layers.1.mlp.up_proj.weight"].to(kind)
-        assert torch.equal(mixture[EXPERT.format(1, e, "w3")], expected)
+@pytest.mark.parametrize("policy, gated", [("token", 2), ("sequence_soft", 2), ("sequence_hard", 2), ("domain", 1)])
+@pytest.mark.parametrize(
+    "name", [n for n in MODELS if FAMILIES[MODELS[n][0]].lexicon is not None and "window" not in n]
+)
+def test_every_policy_of_a_lexicon_mixture(name, policy, gated, sources, tmp_path):
+    folders = sources(name)
+    options = {"routing_policy": policy, "format": "lexicon", "gate_mode": "random"}
+    compose(recipe_of(folders, **options), tmp_path / "out")
+    check_equal(tmp_path / "out", expected_tensors(folders, FORMATS["lexicon"], "mean", gated=range(gated)))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["dtype"] == config["torch_dtype"] == written
-    assert open_model(tmp_path / "out").dtype == kind
+    assert (config["routing_policy"], config["domain_gate"]) == (policy, policy == "domain")
+    assert type(opened(tmp_path / "out")).__name__ == "LexiconForCausalLM"
 
 
-def test_experts_of_several_dtypes_are_written_in_the_bases(experts, tmp_path):
-    folders = [experts(1, dtype="bfloat16")[0], experts(2, dtype="float32")[1]]
-    compose(recipe_of(folders), tmp_path / "out")
-    mixture, dense = read_tensors(tmp_path / "out"), [read_tensors(folder) for folder in folders]
-    assert {tensor.dtype for tensor in mixture.values()} == {torch.bfloat16}
-    name = "model.layers.0.self_attn.o_proj.weight"
-    assert torch.equal(mixture[name], ((dense[0][name].double() + dense[1][name].double()) / 2).bfloat16())
+@pytest.mark.parametrize("format", ["auto", "lexicon"])
+@pytest.mark.parametrize("name", STOCK)
+def test_identical_experts_equal_the_dense_model_and_others_do_not(name, format, sources, tmp_path):
+    folders, window = sources(name), "window" in name
+    if format == "lexicon" and (FAMILIES[MODELS[name][0]].lexicon is None or window):
+        with pytest.raises(MergeError, match="sliding_window is 8" if window else "olmo2"):
+            compose(recipe_of(folders, format=format), tmp_path / "out")
+        return
+    compose(recipe_of(folders[:1] * 3, format=format), tmp_path / "same")
+    compose(recipe_of(folders, format=format), tmp_path / "other")
+    dense = open_model(folders[0])
+    assert_close(logits_of(opened(tmp_path / "same"), IDS), logits_of(dense, IDS), atol=2e-4, rtol=1e-4)
+    assert (logits_of(opened(tmp_path / "other"), IDS) - logits_of(dense, IDS)).abs().max() > 0.05
 
 
-def test_small_shards_hold_the_same_tensors(experts, tmp_path):
-    recipe = recipe_of(experts(3, dtype="bfloat16"), gate_mode="random")
-    compose(recipe, tmp_path / "whole")
-    compose(recipe, tmp_path / "parts", shard_bytes=30_000)
-    shards = sorted((tmp_path / "parts").glob("*.safetensors"))
-    assert len(shards) > 3
-    assert all(shard.stat().st_size < 33_000 for shard in shards)
-    assert [shard.name for shard in shards] == [
-        f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))
+def test_a_recipe_of_mergekit_means_the_same(sources, tmp_path):
+    """Gates from prompts, and the shared weights of the base; keys of mergekit without an effect are accepted."""
+    base, one, two = sources("llama")
+    (tmp_path / "recipe.yml").write_text(
+        f"base_model: {base}\ndtype: float32\nexperts_per_token: 1\nshared_experts: []\narchitecture: mixtral\nexperts:\n"
+        f"  - source_model: {one}\n    noise_scale: 0.0\n    positive_prompts:\n      - the birds\n      - a bird is\n"
+        f'    negative_prompts: ["ships"]\n  - source_model: {two}\n    residual_scale: 1.0\n    positive_prompts: [the ships]\n'
+    )
+    compose(tmp_path / "recipe.yml", tmp_path / "out")
+    record = json.loads((tmp_path / "out" / "merge_record.json").read_text())
+    assert (record["recipe"]["gate_mode"], record["recipe"]["average"]) == ("hidden", "base")
+    found, ours = read_tensors(tmp_path / "out"), read_tensors(base)
+    assert all(torch.equal(found[name], ours[name]) for name in ours if ".mlp." not in name)
+
+
+def test_shards_and_weights_and_dtypes(sources, tmp_path):
+    """Sources of several files, an output of several files, unequal weights of the mean, and another dtype."""
+    folders = sources("llama")
+    for folder in folders:
+        open_model(folder).save_pretrained(tmp_path / folder.name, max_shard_size="30KB")
+        (tmp_path / folder.name / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    assert len(list((tmp_path / "birds").glob("*.safetensors"))) > 2
+    experts = [
+        {"source_model": tmp_path / folder.name, "weight": w} for folder, w in zip(folders, (1, 2, 0), strict=True)
     ]
-    whole, parts = read_tensors(tmp_path / "whole"), read_tensors(tmp_path / "parts")
-    assert whole.keys() == parts.keys() and all(torch.equal(whole[name], parts[name]) for name in whole)
-    index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
-    assert index["weight_map"].keys() == whole.keys()
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
-    for shard in shards:
-        (length,) = struct.unpack("<Q", shard.read_bytes()[:8])
-        header = json.loads(shard.read_bytes()[8 : 8 + length])
-        assert {n for n, f in index["weight_map"].items() if f == shard.name} == header.keys() - {"__metadata__"}
-    models = [open_model(tmp_path / name) for name in ("whole", "parts")]
-    assert torch.equal(*(logits_of(model, IDS) for model in models))
+    compose(recipe_of(experts, dtype="bfloat16"), tmp_path / "out", shard_bytes=30_000)
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len(set(index.values())) > 2 and index.keys() == read_tensors(tmp_path / "out").keys()
+    one, two = (read_tensors(folder)["model.norm.weight"].double() for folder in folders[:2])
+    model = opened(tmp_path / "out", dtype="auto")
+    assert torch.equal(model.model.norm.weight.double(), ((one + 2 * two) / 3).bfloat16().double())
+    assert verify(tmp_path / "out")["ok"]
 
 
-def test_router_layers_index_routes_these_layers_and_averages_the_others(experts, tmp_path):
-    folders = experts(2, num_hidden_layers=3)
-    compose(recipe_of(folders, router_layers_index=[2, 0]), tmp_path / "out")
-    mixture, dense = read_tensors(tmp_path / "out"), [read_tensors(folder) for folder in folders]
-    gates = sorted(name for name in mixture if name.endswith("gate.weight"))
-    assert gates == [f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in (0, 2)]
-    name = "model.layers.1.mlp.down_proj.weight"
-    assert_close(mixture[name], (dense[0][name] + dense[1][name]) / 2)
-    model = open_model(tmp_path / "out")
-    assert isinstance(model, LexiconForCausalLM)
-    with torch.no_grad():
-        assert len(model(IDS, output_router_logits=True).router_logits) == 2
+def test_experts_of_low_rank_keep_what_that_rank_can(sources, tmp_path):
+    """At full rank they are the experts; at a lower one W + B A is the best approximation, by the singular values of the difference."""
+    folders = sources("llama")
+    for rank in (32, 3):
+        compose(recipe_of(folders, base_model=folders[0], average="base", rank=rank), tmp_path / str(rank))
+        found, base, own = (read_tensors(f) for f in (tmp_path / str(rank), folders[0], folders[1]))
+        name, stored = "model.layers.1.mlp.down_proj.weight", "model.layers.1.block_sparse_moe.{}w2{}.weight"
+        assert torch.equal(found[stored.format("base.", "")], base[name])
+        a, b = (found[stored.format("experts.1.", f".{half}")] for half in "AB")
+        error = torch.linalg.matrix_norm(base[name] + b @ a - own[name])
+        best = torch.linalg.svdvals(own[name] - base[name])[rank:].norm()
+        assert a.shape == (rank, 64) and abs(float(error - best)) < 1e-4
+        record = json.loads((tmp_path / str(rank) / "merge_record.json").read_text())
+        assert record["energies"]["birds"] == 1 and (record["energies"]["ships"] == 1) == (rank == 32)
+        assert verify(tmp_path / str(rank))["ok"]
+        opened(tmp_path / str(rank))
 
 
-@pytest.mark.parametrize("format, policy", [("mixtral", "token"), ("lexicon", "sequence_soft")])
-def test_two_runs_write_the_same_bytes(experts, tmp_path, format, policy):
-    recipe = recipe_of(experts(3, dtype="bfloat16"), format=format, routing_policy=policy)
-    compose(recipe, tmp_path / "once")
-    compose(recipe, tmp_path / "again")
-    compose({**recipe, "seed": 43}, tmp_path / "other")
-    once, again, other = (contents(tmp_path / name) for name in ("once", "again", "other"))
-    assert once == again
-    assert once["model.safetensors"] != other["model.safetensors"]  # negative control: another seed
-
-
-def test_blocks_of_any_size_make_the_same_mixture(experts, tmp_path, monkeypatch):
-    recipe = recipe_of(experts(3, dtype="bfloat16"), weights=[1, 2, 3], dtype="float32")
-    compose(recipe, tmp_path / "whole")
-    monkeypatch.setattr(slices, "CHUNK", 97)
-    compose(recipe, tmp_path / "blocks")
-    assert contents(tmp_path / "whole") == contents(tmp_path / "blocks")
-
-
-def test_tokenizer_and_generation_config_are_copied(experts, tmp_path):
-    folders = experts(2)
+def test_rope_settings_are_written_in_both_spellings(tmp_path):
+    """Transformers 4 would silently take its default for a theta that it does not find."""
+    rope = {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0}
+    folders = [save(tmp_path / name, "llama", seed, rope_parameters=rope) for seed, name in enumerate(NAMES)]
     compose(recipe_of(folders), tmp_path / "out")
-    text = "the tools of a bird"
-    ours, theirs = (AutoTokenizer.from_pretrained(folder)(text).input_ids for folder in (tmp_path / "out", folders[0]))
-    assert ours == theirs and ours[0] == 1
-    for name in ("tokenizer.json", "generation_config.json"):
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["rope_theta"], config["rope_scaling"]) == (500000.0, {"rope_type": "linear", "factor": 4.0})
+    assert config["rope_parameters"] == rope == AutoConfig.from_pretrained(tmp_path / "out").rope_parameters
+    assert config["torch_dtype"] == config["dtype"] == "float32"
+
+
+def test_the_base_provides_the_tokenizer_and_centroids_are_stored(sources, tmp_path):
+    folders = sources("llama")
+    save_file({"centroids": torch.eye(3, 5)}, tmp_path / "centroids.safetensors")
+    options = {"routing_policy": "domain", "centroids": tmp_path / "centroids.safetensors", "embedder": "minilm"}
+    compose(recipe_of(folders, **options), tmp_path / "out")
+    assert torch.equal(read_tensors(tmp_path / "out")["domain_centroids"], torch.eye(3, 5))
+    assert opened(tmp_path / "out").config.embedder == "minilm"
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folders[0] / name).read_bytes()
+    assert verify(tmp_path / "out")["ok"]
 
 
-def test_a_stock_mixtral_opens_with_every_weight_in_its_place(experts, tmp_path):
-    compose(recipe_of(experts(3)), tmp_path / "out")
-    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert type(model) is MixtralForCausalLM
-    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    assert sum(p.numel() for p in model.parameters()) == sum(t.numel() for t in read_tensors(tmp_path / "out").values())
+def test_an_expert_with_another_vocabulary_is_accepted_with_the_base_s(sources, tmp_path):
+    folders, tokenizer = sources("llama"), tiny_tokenizer(["<extra>"])
+    model = open_model(folders[1])
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(tmp_path / "longer")
+    tokenizer.save_pretrained(tmp_path / "longer")
+    recipe = recipe_of([folders[0], tmp_path / "longer"], average="mean")
+    with pytest.raises(MergeError, match="longer: its vocabulary has 46 rows.*tokenizer: base"):
+        compose(recipe, tmp_path / "out")
+    compose({**recipe, "tokenizer": "base"}, tmp_path / "out")
+    found, base, other = (read_tensors(folder) for folder in (tmp_path / "out", folders[0], folders[1]))
+    assert torch.equal(found["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+    assert torch.equal(found["model.norm.weight"], (base["model.norm.weight"] + other["model.norm.weight"]) / 2)
 
 
-def test_centroids_are_saved_and_assign_domains(experts, tmp_path):
-    centroids = torch.nn.functional.normalize(torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), dim=1)
-    save_file({"centroids": centroids}, tmp_path / "centroids.safetensors")
-    recipe = recipe_of(experts(3), routing_policy="domain", centroids=str(tmp_path / "centroids.safetensors"))
-    compose(recipe, tmp_path / "out")
-    model = open_model(tmp_path / "out")
-    assert torch.equal(model.domain_centroids, centroids) and model.config.expert_names == ["birds", "ships", "tools"]
-    texts = {"one": 2, "two": 0, "three": 1}
-    assert model.assign_domains(list(texts), lambda t: 3 * np.stack([centroids[texts[x]] for x in t])).tolist() == [
-        2,
-        0,
-        1,
-    ]
+def test_what_a_user_should_know_is_a_warning(sources, tmp_path):
+    folders = [tmp_path / name for name in NAMES[:2]]
+    for folder, source in zip(folders, sources("llama"), strict=False):
+        save(folder, "llama", 1 + (source.name == "ships"))
+    edit_json(folders[1] / "config.json", max_position_embeddings=64)
+    (folders[1] / "chat_template.jinja").write_text("{{ messages }}")
+    warnings = compose(recipe_of(folders), tmp_path / "out")["warnings"]
+    assert (
+        len(warnings) == 2
+        and "max_position_embeddings is 64, but 128 in birds" in warnings[0]
+        and "chat template" in warnings[1]
+    )
+
+
+def test_a_dry_run_writes_nothing_and_the_same_recipe_gives_the_same_bytes(sources, tmp_path):
+    recipe = recipe_of(sources("llama"))
+    planned = compose(recipe, tmp_path / "out", dry_run=True)
+    assert not list(tmp_path.iterdir())
+    made = compose(recipe, tmp_path / "out")
+    assert made == planned | {"out": str(tmp_path / "out")}
+    compose(recipe, tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "out")
+
+
+@pytest.mark.parametrize("fault", ["disk full", "interrupted", "NaN"])
+def test_a_run_that_fails_leaves_nothing(fault, sources, tmp_path, monkeypatch):
+    recipe, seen = recipe_of(sources("llama")), []
+
+    def fail(tensor):
+        seen.append(tensor)
+        if len(seen) == 9:
+            raise {"disk full": OSError(28, "No space left"), "interrupted": KeyboardInterrupt()}.get(
+                fault
+            ) or MergeError("NaN")
+        return raw_bits(tensor)
+
+    raw_bits = writer.raw_bits
+    monkeypatch.setattr(writer, "raw_bits", fail)
+    with pytest.raises((OSError, KeyboardInterrupt, MergeError)):
+        compose(recipe, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_run_leaves_no_folder_that_looks_finished(sources, tmp_path):
+    """The folder of the run that was killed is not touched: the next one names it."""
+    script = (
+        "import os, signal, sys\nfrom merge_tools import compose, writer\nraw_bits, seen = writer.raw_bits, []\n"
+        "def kill(tensor):\n    seen.append(tensor)\n    if len(seen) == 9: os.kill(os.getpid(), signal.SIGKILL)\n    return raw_bits(tensor)\n"
+        "writer.raw_bits = kill\ncompose(eval(sys.argv[1]), sys.argv[2])"
+    )
+    recipe = recipe_of(sources("llama"))
+    done = subprocess.run([sys.executable, "-c", script, repr(recipe), str(tmp_path / "out")], capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name == "out.partial" and not (left / "config.json").exists()
+    with pytest.raises(MergeError, match=r"out\.partial"):
+        compose(recipe, tmp_path / "out")

@@ -1,0 +1,142 @@
+"""LoRA adapters as experts: the mixture is that of the models into which peft merges them."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+
+from merge_tools import MergeError, compose, extract, verify
+from tests.loopback_hub import LoopbackHub, Repo
+
+from .conftest import contents, edit_json, open_model, read_tensors, recipe_of, run_python, tiny_tokenizer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+MLP, ATTENTION = ["gate_proj", "up_proj", "down_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]
+ADAPTERS = {
+    "on the MLPs": {"target_modules": MLP},
+    "of several ranks": {
+        "target_modules": MLP + ATTENTION, "rank_pattern": {"q_proj": 2, r"layers.1.mlp.up_proj": 6}, "alpha_pattern": {"q_proj": 5}
+    },
+    "rslora": {"target_modules": MLP, "use_rslora": True},
+    "dora": {"target_modules": MLP, "use_dora": True},
+    "with a head of its own": {"target_modules": MLP, "modules_to_save": ["lm_head"]},
+    "with embeddings of its own": {"target_modules": ["up_proj"], "modules_to_save": ["embed_tokens", "norm"]},
+}  # fmt: skip
+
+
+def adapt(base, folder, seed=0, **options):
+    """-> an adapter over a base as peft saves it, and the same merged by peft."""
+    torch.manual_seed(seed)
+    model = get_peft_model(open_model(base), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad:
+                p += torch.randn(p.shape) * 0.1
+    model.save_pretrained(folder / "adapter")
+    model.merge_and_unload().save_pretrained(folder / "merged")
+    tiny_tokenizer().save_pretrained(folder / "merged")
+    return folder / "adapter", folder / "merged"
+
+
+def named(folder):
+    return {"source_model": str(folder), "name": "adapted"}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_a_mixture_with_an_adapter_is_that_of_the_merged_model(kind, experts, tmp_path):
+    base, other = experts(2)
+    adapter, merged = adapt(base, tmp_path, **ADAPTERS[kind])
+    made = compose(recipe_of([named(adapter), other], base_model=base, average="mean"), tmp_path / "out")
+    compose(recipe_of([named(merged), other], base_model=base, average="mean"), tmp_path / "expected")
+    ours, theirs = read_tensors(tmp_path / "out"), read_tensors(tmp_path / "expected")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert made["warnings"] == [] and verify(tmp_path / "out")["ok"]
+    extract(tmp_path / "out", "adapted", tmp_path / "dense")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(read_tensors(tmp_path / "dense")[name], read_tensors(merged)[name])
+    edit_json(adapter / "adapter_config.json", lora_alpha=4)
+    (adapter / "adapter_model.safetensors").write_bytes((adapter / "adapter_model.safetensors").read_bytes())
+    assert not verify(tmp_path / "out")["ok"]
+
+
+def test_an_adapter_that_changes_no_mlp_is_a_warning(experts, tmp_path):
+    base, other = experts(2)
+    adapter, _ = adapt(base, tmp_path, target_modules=ATTENTION)
+    (warning,) = compose(recipe_of([named(adapter), other], base_model=base, average="base"), tmp_path / "out")[
+        "warnings"
+    ]
+    assert "adapted" in warning and "average: base" in warning
+
+
+def test_where_an_adapter_finds_its_base(experts, tmp_path):
+    """Beside it, or, if what it names does not exist, the recipe's base of that name; MODEL+ADAPTER as in mergekit."""
+    base, other = experts(2)
+    adapter, merged = adapt(base, tmp_path, target_modules=MLP)
+    shutil.copytree(base, tmp_path / "beside")
+    compose(recipe_of([named(merged), other], average="mean"), tmp_path / "expected")
+    for number, (named_base, recipe_base, origin) in enumerate(
+        (("beside", None, adapter), (f"gone/{base.name}", base, adapter), ("gone/else", None, f"{base}+{adapter}"))
+    ):
+        edit_json(adapter / "adapter_config.json", base_model_name_or_path=named_base)
+        options = {"base_model": recipe_base} if recipe_base else {}
+        compose(recipe_of([named(origin), other], average="mean", **options), tmp_path / str(number))
+        ours, theirs = (read_tensors(tmp_path / name) for name in (str(number), "expected"))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def change_file(adapter, change):
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+
+
+BAD = {
+    "pissa": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="pissa_niter_4"), "pissa"),
+    "olora": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="olora"), "olora"),
+    "corda": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="corda"), "corda"),
+    "loftq": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="loftq"), "loftq"),
+    "another kind": (lambda a: edit_json(a / "adapter_config.json", peft_type="PREFIX_TUNING"), "adapter"),
+    "another rank": (lambda a: edit_json(a / "adapter_config.json", r=7), "size mismatch"),
+    "half a pair": (lambda a: change_file(a, lambda t: t.pop(min(t))), "lora_A"),
+    "of a larger model": (
+        lambda a: change_file(a, lambda t: t.update({max(t).replace("layers.1", "layers.9"): t[max(t)] * 2})),
+        "layers.9",
+    ),
+    "no weights": (lambda a: (a / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
+    "no base": (lambda a: edit_json(a / "adapter_config.json", base_model_name_or_path="gone/else"), "gone/else"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_merged_is_named_and_nothing_is_written(case, experts, tmp_path):
+    base, other = experts(2)
+    adapter, _ = adapt(base, tmp_path, target_modules=MLP)
+    change, fragment = BAD[case]
+    change(adapter)
+    with pytest.raises(MergeError) as error:
+        compose(recipe_of([named(adapter), other], base_model=base), tmp_path / "out")
+    assert fragment in str(error.value) and "\n" not in str(error.value) and not list(tmp_path.glob("out*"))
+
+
+def test_an_adapter_is_added_from_the_hub(experts, tmp_path):
+    """An adapter of the Hub over a base of the Hub, in a process that knows neither folder."""
+    base, other = experts(2)
+    adapter, merged = adapt(base, tmp_path, target_modules=MLP)
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path="tester/base")
+    compose(recipe_of([base, other], base_model=base, average="base", gate_mode="random"), tmp_path / "two")
+    script = "import merge_tools, sys; merge_tools.add(sys.argv[1], 'tester/adapted', sys.argv[2])"
+    with LoopbackHub() as hub:
+        for name, folder in (("tester/base", base), ("tester/adapted", adapter)):
+            hub.repos["model", name] = repository = Repo(name, "model")
+            repository.commit("main", "files", {name: (content, None) for name, content in contents(folder).items()})
+        environment = {**os.environ, **hub.env, "HF_HOME": str(tmp_path / "cache")}
+        run_python("-c", script, tmp_path / "two", tmp_path / "three", env=environment)
+    record = json.loads((tmp_path / "three" / "merge_record.json").read_text())
+    assert record["experts"][2]["source"] == "tester/adapted" and "path" not in record["experts"][2]
+    name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    expected = read_tensors(merged)["model.layers.1.mlp.up_proj.weight"]
+    assert torch.equal(read_tensors(tmp_path / "three")[name], expected)
