@@ -11,7 +11,7 @@ from .errors import MergeError
 
 
 def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """The different texts of a file in their order; blank lines of a file are left out.
+    """The texts of a file in their order; blank lines of a file are left out.
 
     Lines end at line feeds only, because texts can contain other Unicode line separators.
 
@@ -19,7 +19,7 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
         text_of_row: gives the text of a row of JSON, or raises a `KeyError`.
 
     Raises:
-        MergeError: if the file is missing, of another kind, not UTF-8 or empty, or has rows without text.
+        MergeError: if the file is missing, of another kind or not UTF-8, or has rows without text.
     """
     path = expand_user(path)
     if not path.is_file() or path.suffix.lower() not in (".jsonl", ".json", ".txt"):
@@ -39,7 +39,12 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
             if not isinstance(text, str) or not text.strip():
                 raise MergeError(f"{where} has no text: {short_repr(row)}")
             texts.append(text)
-    texts = list(dict.fromkeys(text for text in texts if text.strip()))
+    return [text for text in texts if text.strip()]
+
+
+def read_different(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -> list[str]:
+    """The different texts of a file, as `read_texts`. Raises a `MergeError` if it has none."""
+    texts = list(dict.fromkeys(read_texts(path, text_of_row)))
     if not texts:
         raise MergeError(f"{path} has no texts.")
     return texts
@@ -47,14 +52,14 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
 
 def read_samples(path: str | Path) -> list[str]:
     """The different texts of an expert's samples: `text`, `prompt`, or the prompt for `term` and `context`."""
-    return read_texts(
+    return read_different(
         path, lambda row: next((row[k] for k in ("text", "prompt") if row.get(k)), None) or prompt_of(row)
     )
 
 
 def read_domain(path: str | Path) -> list[str]:
     """The different texts of a domain: `text`, or a prompt with its `definition`."""
-    return read_texts(path, lambda row: row["text"] if "text" in row else prompt_of(row) + row["definition"])
+    return read_different(path, lambda row: row["text"] if "text" in row else prompt_of(row) + row["definition"])
 
 
 def prompt_of(row: dict[str, Any]) -> str:

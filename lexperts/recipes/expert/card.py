@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 from transformers import TrainerCallback
 
-from merge_tools.provenance import read_license
+from merge_tools.record import read_license
 from run_tools.cards import hub_metadata, is_hub_id, join_card, read_card
 from run_tools.files import write_file
 from run_tools.packaged import resolve_model

@@ -23,7 +23,7 @@ def read_rows(path: str | Path, blank: list[str] | None = None) -> Iterator[tupl
     Lines are appended to `blank`. Raises a `UserError` for a line that is neither; the message names it.
     """
     if Path(path).suffix.lower() == ".txt":
-        yield from ((str(path), {"text": text.strip()}) for text in read_texts(Path(path), dict, "text"))
+        yield from ((str(path), {"text": text.strip()}) for text in read_texts(path, dict))
         return
     for where, row in rows_of_file(path, EXAMPLE):
         kinds = [columns for columns in KINDS if isinstance(row, dict) and row.keys() >= set(columns)]

@@ -1,0 +1,105 @@
+"""`lexperts merge`, command by command: text output, JSON output, errors and exit status."""
+
+import json
+import os
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from lexperts.cli.merge import app
+from merge_tools import inspect
+from tests.loopback_hub import LoopbackHub
+
+from .conftest import edit_json, recipe_of, run_python
+
+
+def run(*arguments, code=0):
+    """Returns the standard output and the standard error."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, (done.stdout, done.stderr, done.exception)
+    assert "Traceback" not in done.output
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path, experts, monkeypatch):
+    """A working directory with experts/birds, ships, tools, a recipe and texts."""
+    for expert in experts(3):
+        shutil.copytree(expert, tmp_path / "experts" / expert.name)
+    (tmp_path / "recipe.yml").write_text(json.dumps(recipe_of(["experts/birds", "experts/ships"], gate_mode="random")))
+    for name, text in (("birds", "the owl is in the nest"), ("ships", "the sail is of the ship")):
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"{text} {i}" for i in "abcdefgh"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_mixture_is_made_looked_at_edited_and_used(folder):
+    """Each command prints what it has done, and with --json one value."""
+    out, err = run("compose", "recipe.yml", "two")
+    assert out.splitlines()[-1] == "wrote two" and "birds, ships" in out and err == ""
+    facts = inspect("two")
+    assert "mixtral" in run("inspect", "two")[0] and json.loads(run("inspect", "two", "--json")[0]) == facts
+    assert "no differences" in run("verify", "two")[0]
+    assert "birds, ships, tools" in run("add", "two", "three", "--source", "experts/tools")[0]
+    assert json.loads(run("remove", "three", "fewer", "--expert", "birds", "--json")[0])["experts"] == [
+        "ships",
+        "tools",
+    ]
+    assert "shared tensors differ" in run("extract", "two", "dense", "--expert", "ships")[0]
+    assert "wrote lexicon" in run("export", "two", "lexicon", "--format", "lexicon")[0]
+    domains = ("--domain", "birds=birds.txt", "--domain", "ships=ships.txt")
+    out, _ = run("evaluate", "two", *domains, "--plot", "losses.png", "--card")
+    assert "birds" in out and (folder / "losses.png").stat().st_size > 5000
+    assert "What the mixture keeps" in (folder / "two" / "README.md").read_text()
+    out, _ = run("tune", "two", "tuned", *domains, "--steps", 2)
+    assert "perplexity before" in out and inspect("tuned")["confusion"] is None
+    out, _ = run("route", "two", "--text", "the owl", "--plot", "heat.png")
+    assert "layer 1" in out and "birds" in out and (folder / "heat.png").stat().st_size > 5000
+
+
+def test_a_dry_run_writes_nothing(folder):
+    before = sorted(folder.iterdir())
+    assert "nothing was written" in run("compose", "recipe.yml", "out", "--dry-run")[0]
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_difference_ends_with_status_1(folder):
+    run("compose", "recipe.yml", "out")
+    edit_json(folder / "out" / "config.json", num_experts_per_tok=1)
+    out, _ = run("verify", "out", code=1)
+    assert "num_experts_per_tok is 1" in out and "1 differences" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, fragments",
+    [
+        (["compose", "none.yml", "out"], ["none.yml"]),
+        (["compose", "recipe.yml", "experts"], ["experts", "not empty"]),
+        (["inspect", "experts/birds"], ["experts/birds", "merge_record.json"]),
+        (["verify", "experts/birds", "--moved", "law"], ["--moved", "law"]),
+        (["evaluate", "experts/birds", "--domain", "a=b", "--domain", "a=c"], ["--domain", "a=c"]),
+    ],
+)
+def test_an_error_is_one_line_with_status_2(arguments, fragments, folder):
+    before = sorted(folder.rglob("*"))
+    out, err = run(*arguments, code=2)
+    assert out == "" and len(err.splitlines()) == 1 and all(fragment in err for fragment in fragments)
+    out, _ = run(*arguments, "--json", code=2)
+    assert json.loads(out)["error"] in err and sorted(folder.rglob("*")) == before
+
+
+def test_warnings_go_to_the_standard_error(folder):
+    edit_json(folder / "experts" / "ships" / "config.json", max_position_embeddings=64)
+    out, err = run("compose", "recipe.yml", "out")
+    assert err.startswith("warning: ships: max_position_embeddings is 64") and "warning" not in out
+
+
+def test_a_mixture_is_pushed_without_the_shards_of_an_earlier_one(folder):
+    with LoopbackHub() as hub:
+        environment = {**os.environ, **hub.env, "HF_HOME": str(folder / "cache")}
+        command = ("-m", "lexperts", "merge", "compose", "recipe.yml", "out", "--push-to-hub", "tester/mixture")
+        run_python(*command, env=environment, cwd=folder)
+        files = hub.repos["model", "tester/mixture"].commit_of("main")["tree"]
+    assert {"config.json", "model.safetensors", "merge_record.json", "README.md", "tokenizer.json"} <= files.keys()
+    assert not any(b"/tmp" in content for content, _ in (files["README.md"], files["config.json"]))
