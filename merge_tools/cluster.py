@@ -4,9 +4,8 @@ The prompt is embedded, without the definition, which is not known at inference.
 """
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from run_tools.errors import did_you_mean
 
 from .embeddings import embed_texts
 from .errors import MergeError
+from .writer import new_folder
 
 METHODS = ("balanced", "kmeans", "tfidf", "random")
 TERMS = 12  # per cluster, at most
@@ -66,7 +66,7 @@ def cluster(
 
     from modeling_lexicon.data_lexicon import format_prompt  # imports torch, which takes seconds
 
-    with new_folder(Path(out).expanduser().resolve()) as folder:
+    with new_folder(out) as folder:
         rows, dropped = read_rows(data)
         if not 1 <= k <= len(rows):
             raise MergeError(f"k={k} is not between 1 and the number of rows, {len(rows):,}.")
@@ -90,24 +90,6 @@ def cluster(
             (folder / f"{c}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         (folder / "clusters.json").write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
     return result
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """`OUT.partial`, which is renamed to `out` when the block ends, and removed after an error."""
-    if out.exists() and any(out.iterdir()):
-        raise MergeError(f"{out} is not empty. Choose another folder, or delete its files.")
-    partial = out.with_name(f"{out.name}.partial")
-    try:
-        partial.mkdir(parents=True)
-    except FileExistsError as error:
-        raise MergeError(f"{partial} is of a run that was killed or still runs. Delete it, or wait.") from error
-    try:
-        yield partial
-        partial.rename(out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def read_rows(data) -> tuple[list[dict], int]:
