@@ -130,7 +130,9 @@ def routing_tables(routings: Sequence[Routing]) -> Group:
     return Group(*parts, legend)
 
 
-def cluster_table(result: dict[str, Any]) -> Table:
+def cluster_table(result: dict[str, Any]) -> Group:
     """The result of `cluster`: size and terms of each cluster."""
     rows = zip(result["names"], result["sizes"], map(" ".join, result["terms"]), strict=True)
-    return table(("cluster", "rows", "terms"), rows)
+    separation = f"; silhouette {result['silhouette']:.3f}" if "silhouette" in result else ""
+    more = Text(f"{result['rows']:,} rows, {result['dropped']:,} dropped{separation}")
+    return Group(table(("cluster", "rows", "terms"), rows), more)
