@@ -85,7 +85,7 @@ def check_config(source: Source, kind: MixtureClass) -> None:
         "attention_bias=True": kind.gguf != "LLAMA" and config.attention_bias,
         "norm_topk_prob=False": is_qwen and not config.norm_topk_prob,
         "layers without experts": is_qwen and (config.mlp_only_layers or config.decoder_sparse_step > 1),
-        "fused experts (transformers splits them: load and save it)": any(".gate_up_proj" in n for n in source.specs),
+        "fused experts, as mergekit writes (compose it again)": any(".gate_up_proj" in n for n in source.specs),
     }
     if problem := next((text for text, found in problems.items() if found), None):
         raise MergeError(f"{source.folder}: llama.cpp cannot represent a {kind.model_type} with {problem}.")

@@ -16,7 +16,7 @@ CASES = {
     "llama, llama-bpe, llama3 rope": ("llama", "llama-bpe", {"rope_parameters": ROPES["llama3"]}),
     "llama, linear rope, one key": ("llama", "default", {"rope_parameters": ROPES["linear"], "num_key_value_heads": 1}),
     "mistral, yarn, window": ("mistral", "default", {"rope_parameters": ROPES["yarn"], "sliding_window": 64}),
-    "qwen2 tied, bfloat16": ("qwen2", "qwen2", {"tie_word_embeddings": True}),
+    "qwen2 tied, bfloat16": ("qwen2", "qwen2", {"tie_word_embeddings": True, "vocab_size": 400}),
     "qwen3, yarn": ("qwen3", "qwen2", {"head_dim": 16, "rope_parameters": ROPES["yarn"]}),
 }
 
