@@ -6,10 +6,14 @@ from .cluster import cluster
 from .compose import compose
 from .edit import add, export, extract, remove
 from .errors import MergeError
+from .evaluation import evaluate
 from .mixture import inspect
 from .recipe import ExpertRecipe, Recipe, read_recipe
+from .routing import Routing, plot, route
+from .tuning import tune
 from .verify import verify
 
 __all__ = [
-    "ExpertRecipe", "MergeError", "Recipe", "add", "cluster", "compose", "export", "extract", "inspect", "read_recipe", "remove", "verify",
+    "ExpertRecipe", "MergeError", "Recipe", "Routing", "add", "cluster", "compose", "evaluate", "export", "extract", "inspect", "plot",
+    "read_recipe", "remove", "route", "tune", "verify",
 ]  # fmt: skip

@@ -1,23 +1,21 @@
 """What a mixture keeps of its experts: the loss of base, experts and mixture on texts of each domain."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
-from run_tools.errors import expand_user
-from run_tools.files import write_file
+from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.model_options import gpu_or_cpu
 
 from .card import with_evaluation
-from .checkpoints import Source
 from .errors import MergeError
+from .losses import Windows, cut_domains, nats_of_texts, tokens_of_texts
 from .mixture import Mixture
-from .routing import open_mixture
-from .texts import read_texts
-from .tuning import text_of_row
+from .texts import read_domain
 
 MAX_TEXTS = 200  # of a domain: enough to see an effect, and read in minutes
 RESAMPLES = 1000
@@ -39,9 +37,9 @@ class DomainLosses:
 
     tokens: np.ndarray
     expert: str | None
-    base: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    mixture: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    experts: dict[str, np.ndarray] = field(default_factory=dict)
+    base: np.ndarray
+    mixture: np.ndarray
+    experts: dict[str, np.ndarray]
 
     def kept(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """The share of the expert's gain that the mixture keeps, (base - mixture) / (base - expert), on the texts of `rows`.
@@ -66,15 +64,11 @@ class DomainLosses:
             return {"value": rounded(of()), "interval": [rounded(low), rounded(high)]}
 
         return {
-            "texts": count,
-            "tokens": total,
-            "expert": self.expert,
-            "base": rounded(self.base.sum() / total),
+            "texts": count, "tokens": total, "expert": self.expert,
+            "base": rounded(self.base.sum() / total), "mixture": rounded(self.mixture.sum() / total),
             "experts": {name: rounded(nats.sum() / total) for name, nats in self.experts.items()},
-            "mixture": rounded(self.mixture.sum() / total),
-            "change": measure(self.change),
-            "kept": measure(self.kept) if gains else None,
-        }
+            "change": measure(self.change), "kept": measure(self.kept) if gains else None,
+        }  # fmt: skip
 
 
 def rounded(value: Any) -> float:
@@ -91,12 +85,11 @@ def evaluate(
     sources: Mapping[str, str | Path] | None = None,
     device: str | None = None,
     card: bool = False,
-    on_model: Callable[[str], None] = lambda name: None,
 ) -> dict[str, Any]:
     """Compares a mixture with its base and its experts, which are opened one after another.
 
     Args:
-        mixture: a mixture of merge-experts.
+        mixture: a mixture of Lexperts.
         domains: name of a domain -> a `.jsonl` file (rows with `text`, or with `term`, `context` and `definition`) or a `.txt` file
             with one text per line, none of which an expert was trained on. A domain with the name of an expert is that
             expert's own.
@@ -105,7 +98,6 @@ def evaluate(
         sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
         device: such as "cuda"; by default a GPU if there is one.
         card: write the losses into the mixture's README.md, as a section that the next evaluation replaces.
-        on_model: is told the name of each model before it is opened.
 
     Returns:
         `domains`: name -> `texts`, `tokens`, `expert`; the nats per token of `base`, `experts` (by name) and `mixture`; `change`, how
@@ -118,111 +110,47 @@ def evaluate(
     """
     if not domains:
         raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
-    if max_length < 2:
-        raise MergeError(f"max_length must be at least 2, got {max_length}.")
-    if max_texts < 1:
-        raise MergeError(f"max_texts must be at least 1, got {max_texts}.")
-    opened = Mixture.open(mixture, sources)
-    if not opened.gated:
+    opened = Mixture(mixture, sources)
+    if not opened.gates():
         raise MergeError(
-            f"{opened.folder} has no gate, so it cannot route texts (gate_mode: none). Compose it with another gate_mode."
+            f"{opened.folder} has no gate, so it cannot route texts. Compose it with another gate_mode than none."
         )
-    texts = {name: read_domain(Path(path), max_texts) for name, path in domains.items()}
-    base, experts = opened.open_base(), opened.open_experts()
-    device = device or gpu_or_cpu()
-    on_model("mixture")
-    model, tokenizer = open_mixture(opened.folder)
-    windows = windows_of_domains(tokenizer, texts, min(max_length, model.config.max_position_embeddings))
-    check_vocabularies(windows, [base, *experts])
-    found = {
-        name: DomainLosses(
-            np.array([sum(len(w) - 1 for w in text) for text in own]), name if name in opened.names else None
-        )
-        for name, own in windows.items()
-    }
-
-    def losses(model, name: str) -> dict[str, np.ndarray]:
-        model.to(device)
-        nats = {domain: nats_of_texts(model, own) for domain, own in windows.items()}
-        if bad := [domain for domain, values in nats.items() if not np.isfinite(values).all()]:
-            raise MergeError(f"The loss of {name} on the domain {bad[0]!r} is not finite. Use an earlier checkpoint.")
-        return nats
-
-    for domain, nats in losses(model, "the mixture").items():
-        found[domain].mixture = nats
-    on_model("base")
-    for domain, nats in losses(open_dense(base), "the base").items():
-        found[domain].base = nats
-    for expert in experts:
-        on_model(expert.name)
-        for domain, nats in losses(open_dense(expert), expert.name).items():
-            found[domain].experts[expert.name] = nats
-    reports = {name: domain.report() for name, domain in found.items()}
-    kept = [report["kept"]["value"] for report in reports.values() if report["kept"]]
-    result = {"experts": opened.names, "domains": reports, "kept": rounded(np.mean(kept)) if kept else None}
+    texts = {name: spread(read_domain(path), max_texts) for name, path in domains.items()}
+    models = [opened.source, *(opened.open_source(name) for name in ("base", *opened.names))]
+    length = min(max_length, opened.source.config.max_position_embeddings)
+    windows = cut_domains(open_tokenizer(opened.folder), texts, length)
+    last = max(max(window) for own in windows.values() for text in own for window in text)
+    for model in models:
+        if last >= (rows := model.specs["model.embed_tokens.weight"][1][0]):
+            raise MergeError(f"The texts have the token {last}, but the embeddings of {model.name} have {rows} rows.")
+    folders = dict.fromkeys(model.folder for model in models)  # one that is listed twice is read once
+    folders = tqdm(folders, desc="losses", unit="model", disable=None)
+    nats = {folder: losses_of(folder, windows, device or gpu_or_cpu()) for folder in folders}
+    found = {}
+    for name, own in windows.items():
+        of_mixture, of_base, *of_experts = (nats[model.folder][name] for model in models)
+        experts, expert = dict(zip(opened.names, of_experts, strict=True)), name if name in opened.names else None
+        found[name] = DomainLosses(tokens_of_texts(own), expert, of_base, of_mixture, experts).report()
+    kept = [report["kept"]["value"] for report in found.values() if report["kept"]]
+    result = {"experts": opened.names, "domains": found, "kept": rounded(np.mean(kept)) if kept else None}
     if card:
         path = opened.folder / "README.md"
-        write_file(path, with_evaluation(path.read_text(encoding="utf-8") if path.is_file() else "", result))
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        path.write_text(with_evaluation(text, result), encoding="utf-8")
     return result
 
 
-def windows_of_domains(tokenizer, texts: Mapping[str, list[str]], max_length: int) -> dict[str, list[list[list[int]]]]:
-    """Name of a domain -> its texts as windows of token ids, without texts of a single token."""
-    from .gate_training import cut_windows
-
-    found = {name: [cut_windows(tokenizer, [text], max_length) for text in own] for name, own in texts.items()}
-    found = {name: [text for text in own if text] for name, own in found.items()}
-    if empty := [name for name, own in found.items() if not own]:
-        raise MergeError(f"The texts of the domain {empty[0]!r} are too short to predict anything. Give longer ones.")
-    return found
+def spread(texts: list[str], limit: int) -> list[str]:
+    """At most so many of the texts, spread evenly over them."""
+    return [texts[i] for i in np.linspace(0, len(texts) - 1, min(len(texts), limit)).round().astype(int)]
 
 
-def check_vocabularies(windows: Mapping[str, list[list[list[int]]]], sources: list[Source]) -> None:
-    """Raises a `MergeError` for a token that a model has no embedding for, if an expert has added it."""
-    last = max(max(window) for own in windows.values() for text in own for window in text)
-    for source in sources:
-        if last >= (rows := source.shape.vocab_size):
-            raise MergeError(
-                f"The texts have the token {last}, but the embeddings of {source.name} have {rows} rows. Leave out texts with tokens "
-                "that some experts do not have."
-            )
-
-
-def read_domain(path: Path, limit: int = MAX_TEXTS) -> list[str]:
-    """The different texts of a file, at most so many, spread evenly over it."""
-    path = expand_user(path)
-    if not path.is_file():
-        raise MergeError(f"The file {str(path)!r} does not exist. Give a .jsonl or .txt file.")
-    texts = list(
-        dict.fromkeys(t.strip() for t in read_texts(path, text_of_row, "text, or term, context and definition"))
-    )
-    if not texts:
-        raise MergeError(f"{path} has no texts. Add some.")
-    chosen = np.linspace(0, len(texts) - 1, min(len(texts), limit)).round().astype(int)
-    return [texts[i] for i in chosen]
-
-
-def open_dense(source: Source):
-    """A dense model, or an adapter over one, in eval mode."""
+def losses_of(folder: Path, windows: Mapping[str, list[Windows]], device: str) -> dict[str, np.ndarray]:
+    """Name of a domain -> the nats of its texts under the model in a folder."""
     from transformers import AutoModelForCausalLM
 
-    from run_tools.model_loading import open_model
-
-    model = open_model(AutoModelForCausalLM, source.checkpoint.folder).eval()
-    if source.adapter is None:
-        return model
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(model, source.folder).eval()
-
-
-def nats_of_texts(model, texts: list[list[list[int]]]) -> np.ndarray:
-    """(N,): the negative log-likelihood of each text, given as windows of token ids."""
-    from .gate_training import nats_of_windows
-
-    windows = [window for text in texts for window in text]
-    owners = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
-    return np.bincount(owners, weights=nats_of_windows(model, windows), minlength=len(texts))
+    model = open_model(AutoModelForCausalLM, folder).to(device)
+    return {domain: nats_of_texts(model, own) for domain, own in windows.items()}
 
 
 def plot_losses(result: dict[str, Any], path: str | Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from merge_tools.errors import MergeError
-from merge_tools.routing import Routing, expert_names, open_mixture, printable, route_texts
+from merge_tools.routing import Routing, open_mixture, printable, route_text
 
 from .marks import KINDS, section
 
@@ -24,9 +24,7 @@ class Mixture:
     """
 
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder).expanduser()
-        self._model, self._tokenizer = open_mixture(self.folder)
-        self.names = expert_names(self.folder, self._model.config)
+        self._opened = open_mixture(folder)
 
     def route(self, text: str) -> Routing:
         """The experts that the mixture selects for a text. Raises a `MergeError` if the text is empty or too long."""
@@ -36,7 +34,7 @@ class Mixture:
             raise MergeError(
                 f"The text has {len(text):,} characters; this drawing shows up to {MAX_CHARACTERS:,}. Shorten it."
             )
-        return route_texts(self._model, self._tokenizer, self.names, [text])[0]
+        return route_text(*self._opened, text)
 
 
 def routing_html(routing: Routing) -> str:
