@@ -141,7 +141,7 @@ def evaluate(
 
 
 def spread(texts: list[str], limit: int) -> list[str]:
-    """At most so many of the texts, spread evenly over them."""
+    """At most `limit` of the texts, spread evenly over them."""
     return [texts[i] for i in np.linspace(0, len(texts) - 1, min(len(texts), limit)).round().astype(int)]
 
 
