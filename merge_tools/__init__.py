@@ -9,11 +9,11 @@ from .errors import MergeError
 from .evaluation import evaluate
 from .mixture import inspect
 from .recipe import ExpertRecipe, Recipe, read_recipe
-from .routing import Routing, plot, route
+from .routing import Routing, route
 from .tuning import tune
 from .verify import verify
 
 __all__ = [
-    "ExpertRecipe", "MergeError", "Recipe", "Routing", "add", "cluster", "compose", "evaluate", "export", "extract", "inspect", "plot",
+    "ExpertRecipe", "MergeError", "Recipe", "Routing", "add", "cluster", "compose", "evaluate", "export", "extract", "inspect",
     "read_recipe", "remove", "route", "tune", "verify",
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """The model card of a mixture, generated from its merge record."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ from run_tools.cards import join_card, make_table
 from run_tools.errors import format_size
 from run_tools.pretrained import hub_id, published_name
 
-RECIPE, EVALUATION = "## Recipe", "## What the mixture keeps of its experts"
 IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
 HOW_TO_OPEN = """```python
 {imports}from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,7 +29,7 @@ def write_card(folder: Path, record: dict[str, Any], sizes: dict[str, Any]) -> N
         HOW_TO_OPEN.format(imports=IMPORTS if record["format"] == "lexicon" else ""),
         *sources(record),
         *routing(record),
-        f"{RECIPE}\n\n```yaml\n{recipe}\n```",
+        f"## Recipe\n\n```yaml\n{recipe}\n```",
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
 
@@ -92,31 +90,3 @@ def routing(record: dict[str, Any]) -> list[str]:
     rows = [(name, *(f"{share:.1%}" for share in row)) for name, row in zip(names, table, strict=True)]
     text = "Share of each expert's held-out tokens that are routed first to each expert, the mean over all routers."
     return ["## Routing of held-out tokens", text, make_table(("tokens of", *names), rows)]
-
-
-def with_evaluation(card: str, result: dict[str, Any]) -> str:
-    """A card with the result of `evaluate` as a section before the recipe, in place of an earlier one. All else stays as it is."""
-    card = re.sub(rf"^{EVALUATION}$.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL).rstrip() + "\n"
-    section = f"{EVALUATION}\n\n{evaluation(result)}\n"
-    before, recipe, rest = card.partition(f"{RECIPE}\n")
-    return f"{before.rstrip()}\n\n{section}" + (f"\n{recipe}{rest}" if recipe else "")
-
-
-def evaluation(result: dict[str, Any]) -> str:
-    """The table of `evaluate`, and what its columns are."""
-    rows = []
-    for name, row in result["domains"].items():
-        own, kept = row["experts"].get(name), row["kept"]
-        losses = (row["texts"], f"{row['base']:.3f}", "" if own is None else f"{own:.3f}", f"{row['mixture']:.3f}")
-        rows.append((name, *losses, share(row["change"], "+.1%"), share(kept) if kept else ""))
-    head = ("held-out texts", "number", "base", "own expert", "mixture", "mixture against base", "gain kept")
-    text = "Losses in nats per token. The gain that is kept is (base - mixture) / (base - own expert); in brackets, 95% intervals over texts."
-    if result["kept"] is not None:
-        text += f" The mean over the experts' domains is {result['kept']:.1%}."
-    return f"{text}\n\n{make_table(head, rows)}"
-
-
-def share(measured: dict[str, Any], form: str = ".1%") -> str:
-    """A share with its interval."""
-    low, high = measured["interval"]
-    return f"{measured['value']:{form}} [{low:{form}}, {high:{form}}]"

@@ -68,7 +68,7 @@ def compose(
             write_config(folder, mixture_config(recipe, base, kind, *(c.shape[1] for c in centroids)))
             record = make_record(recipe, base, experts, kind, gates.info, hashes, out)
             if factors:
-                record["energies"] = {name: round(sum(own) / len(own), 4) for name, own in factors.energies.items()}
+                record["energies"] = factors.means()
             record["written"] = write_tokenizer(base.folder, folder)
             write_record(folder, record)
             write_card(folder, record, summary)

@@ -11,7 +11,6 @@ from tqdm import tqdm
 from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.model_options import gpu_or_cpu
 
-from .card import with_evaluation
 from .errors import MergeError
 from .losses import Windows, cut_domains, nats_of_texts, tokens_of_texts
 from .mixture import Mixture
@@ -84,7 +83,6 @@ def evaluate(
     max_texts: int = MAX_TEXTS,
     sources: Mapping[str, str | Path] | None = None,
     device: str | None = None,
-    card: bool = False,
 ) -> dict[str, Any]:
     """Compares a mixture with its base and its experts, which are opened one after another.
 
@@ -97,7 +95,6 @@ def evaluate(
         max_texts: different texts of a domain that are read, spread evenly over its file; every model reads each of them.
         sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
         device: such as "cuda"; by default a GPU if there is one.
-        card: write the losses into the mixture's README.md, as a section that the next evaluation replaces.
 
     Returns:
         `domains`: name -> `texts`, `tokens`, `expert`; the nats per token of `base`, `experts` (by name) and `mixture`; `change`, how
@@ -112,9 +109,7 @@ def evaluate(
         raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
     opened = Mixture(mixture, sources)
     if not opened.gates():
-        raise MergeError(
-            f"{opened.folder} has no gate, so it cannot route texts. Compose it with another gate_mode than none."
-        )
+        raise MergeError(f"{opened.folder} has no gate. Compose it with another gate_mode than none.")
     texts = {name: spread(read_domain(path), max_texts) for name, path in domains.items()}
     models = [opened.source, *(opened.open_source(name) for name in ("base", *opened.names))]
     length = min(max_length, opened.source.config.max_position_embeddings)
@@ -132,12 +127,7 @@ def evaluate(
         experts, expert = dict(zip(opened.names, of_experts, strict=True)), name if name in opened.names else None
         found[name] = DomainLosses(tokens_of_texts(own), expert, of_base, of_mixture, experts).report()
     kept = [report["kept"]["value"] for report in found.values() if report["kept"]]
-    result = {"experts": opened.names, "domains": found, "kept": rounded(np.mean(kept)) if kept else None}
-    if card:
-        path = opened.folder / "README.md"
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        path.write_text(with_evaluation(text, result), encoding="utf-8")
-    return result
+    return {"experts": opened.names, "domains": found, "kept": rounded(np.mean(kept)) if kept else None}
 
 
 def spread(texts: list[str], limit: int) -> list[str]:
@@ -151,39 +141,3 @@ def losses_of(folder: Path, windows: Mapping[str, list[Windows]], device: str) -
 
     model = open_model(AutoModelForCausalLM, folder).to(device)
     return {domain: nats_of_texts(model, own) for domain, own in windows.items()}
-
-
-def plot_losses(result: dict[str, Any], path: str | Path) -> None:
-    """Draws the result of `evaluate` into an image file: a line from the loss of the base to that of its own expert for each domain,
-    with the mixture on it. Raises an `ImportError` without matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("The plot needs matplotlib. Install it with: pip install 'lexperts[merge]'") from error
-    domains = result["domains"]
-    figure = Figure(figsize=(7, 1.4 + 0.45 * len(domains)), layout="constrained")
-    axis = figure.subplots()
-    for y, (name, row) in enumerate(domains.items()):
-        own = row["experts"].get(name)
-        axis.hlines(
-            y, min(row["base"], row["mixture"] if own is None else own), row["base"], color="0.8", linewidth=5, zorder=1
-        )
-        points = [
-            ("base", row["base"], "0.45", "o"),
-            ("own expert", own, "C0", "o"),
-            ("mixture", row["mixture"], "C1", "D"),
-        ]
-        for label, x, colour, marker in points:
-            if x is not None:
-                axis.scatter(x, y, color=colour, marker=marker, zorder=2, label=label if y == 0 else None)
-        if row["kept"]:
-            axis.annotate(
-                f"keeps {row['kept']['value']:.0%}", (row["mixture"], y), (0, 7), textcoords="offset points", fontsize=8
-            )
-    axis.set_yticks(range(len(domains)), list(domains))
-    axis.set_ylim(len(domains) - 0.4, -0.8)
-    axis.set_xlabel("loss on held-out texts (nats per token)")
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    figure.savefig(path, dpi=150)

@@ -42,6 +42,10 @@ class Factors:
         self._known: tuple[Source, str] | None = None
         self._halves: dict[str, np.ndarray] = {}
 
+    def means(self) -> dict[str, float]:
+        """Name of an expert -> the mean energy that its factors keep."""
+        return {name: round(sum(own) / len(own), 4) for name, own in self.energies.items()}
+
     def take(self, expert: Source, name: str, half: str) -> torch.Tensor:
         """A or B of the matrix of an expert that is called `name` in a dense model; float64."""
         if self._known != (expert, name):

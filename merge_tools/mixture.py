@@ -122,13 +122,12 @@ class View(Source):
 
 
 def inspect(folder: str | Path) -> dict[str, Any]:
-    """The contents of a mixture: experts and their sources, sizes, gates.
+    """The contents of a mixture: experts and their sources, sizes, and where held-out tokens are routed.
 
     Raises a `MergeError` if the folder is not a mixture, or is damaged.
     """
     mixture = Mixture(folder)
     recipe, record = mixture.recipe, mixture.record
-    gates = {layer: gate.double() for layer, gate in mixture.gates().items()}
     return {
         "folder": str(mixture.folder), "format": record["format"], "made_by": record["made_by"],
         "routing_policy": recipe.routing_policy, "experts_per_token": recipe.experts_per_token, "rank": recipe.rank,
@@ -136,12 +135,4 @@ def inspect(folder: str | Path) -> dict[str, Any]:
         "bytes": sum(BYTES[dtype] * torch.Size(shape).numel() for dtype, shape in mixture.source.specs.values()),
         "experts": record["experts"], "base": record["base"], "energies": record.get("energies"),
         "gate_mode": recipe.gate_mode, "confusion": None if "tuned" in record else record["gates"].get("confusion"),
-        "gates": [
-            {
-                "layer": layer,
-                "condition_number": round(float(torch.linalg.cond(gate)), 3),
-                "row_norms": [round(float(norm), 4) for norm in gate.norm(dim=1)],
-            }
-            for layer, gate in gates.items()
-        ],
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which experts a mixture selects for each token, as data and as a heat map."""
+"""Which experts a mixture selects for each token."""
 
 import re
 from collections.abc import Sequence
@@ -113,38 +113,6 @@ def route_text(model, tokenizer, names: list[str], text: str, domain: str | None
     top, index = (values.expand(-1, length, k) for values in logits.topk(k, dim=-1))
     routers = [f"layer {layer}" for layer in gates_of(model)]
     return Routing(text, tokens, routers, index.numpy(), top.softmax(-1).numpy(), names)
-
-
-def plot(routings: Sequence[Routing], path: str | Path) -> None:
-    """Draws a heat map into an image file: one panel per text, one row per router, one column per token.
-
-    The colour shows the expert with the largest weight; it is paler for smaller weights. Raises an `ImportError` without matplotlib.
-    """
-    try:
-        from matplotlib.colors import to_rgb
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise ImportError("The heat map needs matplotlib. Install it with: pip install 'lexperts[merge]'") from error
-    names = routings[0].names
-    palette = [to_rgb(f"C{e % 10}") for e in range(len(names))]
-    widest = max(len(r.tokens) for r in routings)
-    height = len(routings) * (max(0.28 * len(routings[0].routers), 0.6) + 1.3) + 0.6
-    figure = Figure(figsize=(min(2.5 + 0.42 * widest, 40), height), layout="constrained")
-    axes = figure.subplots(len(routings), 1, squeeze=False)[:, 0]
-    for axis, routing in zip(axes, routings, strict=True):
-        colours = np.array(palette)[routing.experts[..., 0]]  # (R, T, 3)
-        strength = np.clip(routing.weights[..., :1], 0.25, 1.0)
-        axis.imshow(1 - strength * (1 - colours), aspect="auto", interpolation="nearest")
-        tokens = [printable(token) for token in routing.tokens]
-        axis.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8, parse_math=False)
-        axis.set_yticks(range(len(routing.routers)), routing.routers, fontsize=8)
-        axis.set_xlim(-0.5, widest - 0.5)
-        axis.set_title(routing.text[:100], fontsize=9, loc="left", parse_math=False)
-        axis.spines[:].set_visible(False)
-    handles = [Patch(color=colour, label=name.replace("$", r"\$")) for name, colour in zip(names, palette, strict=True)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(names), 6), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 def printable(token: str) -> str:

@@ -16,9 +16,6 @@ app = new_app("merge-experts", "Merge independently fine-tuned models into one s
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A mixture written by `lexperts merge`.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The output folder, which must not exist or be empty.")]
 Name = Annotated[str, typer.Option("--expert", help="The expert's name, as shown by `inspect`.")]
-Recompose = Annotated[
-    bool, typer.Option("--recompose", help="Compose again from all sources, with new averages of the shared weights.")
-]
 Moved = Annotated[
     list[str] | None,
     typer.Option("--moved", metavar="NAME=FOLDER", help="Where an expert (or `base`) is now, if it was moved. Repeat."),
@@ -153,7 +150,6 @@ def add(
         list[str] | None, typer.Option(help="A text of its domain, for gates from prompts. Repeat.")
     ] = None,
     samples: Annotated[Path | None, typer.Option(help="A file of its data, for gate_mode ridge.")] = None,
-    recompose: Recompose = False,
     moved: Moved = None,
     as_json: AsJson = False,
     debug: Debug = False,
@@ -169,20 +165,12 @@ def add(
 
         options = {"source_model": source, "name": name, "positive_prompts": prompt, "samples": samples}
         expert = {key: value for key, value in options.items() if value is not None}
-        result = merge_tools.add(folder, expert, out, recompose=recompose, sources=read_pairs("--moved", moved))
+        result = merge_tools.add(folder, expert, out, sources=read_pairs("--moved", moved))
         show(result, summary_table, f"wrote {out}")
 
 
 @app.command()
-def remove(
-    folder: Folder,
-    out: Out,
-    expert: Name,
-    recompose: Recompose = False,
-    moved: Moved = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-):
+def remove(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, debug: Debug = False):
     """Remove an expert from a mixture.
 
     Example: lexperts merge remove mixture smaller --expert medicine
@@ -192,12 +180,11 @@ def remove(
 
         from .merge_tables import summary_table
 
-        result = merge_tools.remove(folder, expert, out, recompose=recompose, sources=read_pairs("--moved", moved))
-        show(result, summary_table, f"wrote {out}")
+        show(merge_tools.remove(folder, expert, out), summary_table, f"wrote {out}")
 
 
 @app.command()
-def extract(folder: Folder, out: Out, expert: Name, moved: Moved = None, as_json: AsJson = False, debug: Debug = False):
+def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False, debug: Debug = False):
     """Extract an expert as a dense model, with the shared weights of the mixture.
 
     Example: lexperts merge extract mixture dense --expert medicine
@@ -205,9 +192,7 @@ def extract(folder: Folder, out: Out, expert: Name, moved: Moved = None, as_json
     with command(as_json, debug) as show:
         import merge_tools
 
-        result = merge_tools.extract(folder, expert, out, sources=read_pairs("--moved", moved))
-        differing = "an unknown number of" if result["differing"] is None else result["differing"]
-        show(result, lambda _: f"wrote {out}; {differing} shared tensors differ from those of its source.")
+        show(merge_tools.extract(folder, expert, out), lambda _: f"wrote {out}")
 
 
 @app.command()
@@ -264,8 +249,6 @@ def evaluate(
     domain: Domains,
     max_length: Annotated[int, typer.Option(min=2, help="Tokens of a window; longer texts are split.")] = 512,
     max_texts: Annotated[int, typer.Option(min=1, help="Texts of a domain, spread evenly over its file.")] = 200,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the losses there.")] = None,
-    card: Annotated[bool, typer.Option("--card", help="Write the losses into the mixture's README.md.")] = False,
     moved: Moved = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -277,30 +260,25 @@ def evaluate(
     """
     with command(as_json, debug) as show:
         import merge_tools
-        from merge_tools.evaluation import plot_losses
 
         from .merge_tables import evaluation_table
 
-        options: dict = {"max_length": max_length, "max_texts": max_texts, "device": device, "card": card}
+        options: dict = {"max_length": max_length, "max_texts": max_texts, "device": device}
         domains, sources = read_pairs("--domain", domain), read_pairs("--moved", moved)
-        result = merge_tools.evaluate(folder, domains, sources=sources, **options)
-        if plot:
-            plot_losses(result, plot)
-        show(result, evaluation_table, *([f"wrote {plot}"] if plot else []))
+        show(merge_tools.evaluate(folder, domains, sources=sources, **options), evaluation_table)
 
 
 @app.command()
 def route(
     folder: Folder,
     text: Annotated[list[str], typer.Option("--text", help="A text to route. Repeat.")],
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Write a heat map there.")] = None,
     domain: Annotated[str | None, typer.Option(help="The expert to use, for a domain mixture without a gate.")] = None,
     as_json: AsJson = False,
     debug: Debug = False,
 ):
     """Show which experts are selected for each token, layer by layer.
 
-    Example: lexperts merge route mixture --text "a dose of aspirin" --plot heat.png
+    Example: lexperts merge route mixture --text "a dose of aspirin"
     """
     with command(as_json, debug) as show:
         import merge_tools
@@ -308,10 +286,8 @@ def route(
         from .merge_tables import routing_tables
 
         routings = merge_tools.route(folder, text, domain=domain)
-        if plot:
-            merge_tools.plot(routings, plot)
         content = {"experts": routings[0].names, "texts": [routing.to_dict() for routing in routings]}
-        show(content, lambda _: routing_tables(routings), *([f"wrote {plot}"] if plot else []))
+        show(content, lambda _: routing_tables(routings))
 
 
 @app.command()

@@ -7,8 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from merge_tools import Routing
-from merge_tools.routing import printable
+from merge_tools.routing import Routing, printable
 from run_tools.errors import escape, format_size
 
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
@@ -48,6 +47,7 @@ def mixture_tables(facts: dict[str, Any]) -> Group:
         "policy": f"{policy}, {facts['experts_per_token']} experts per token" if policy == "token" else policy,
         "shared weights": "of the base" if facts["average"] == "base" else f"mean of {', '.join(facts['shared_from'])}",
         "size": format_size(facts["bytes"]),
+        "gates": facts["gate_mode"],
     }
     if facts["rank"]:
         kept = ", ".join(f"{name} {percent(energy)}" for name, energy in (facts["energies"] or {}).items())
@@ -60,12 +60,6 @@ def mixture_tables(facts: dict[str, Any]) -> Group:
     parts: list[Any] = [
         table(("", ""), content.items()), Text(), table(("expert", "source", "licence", "file", "SHA-256"), rows),
     ]  # fmt: skip
-    if facts["gates"]:
-        gates = [
-            (f"layer {gate['layer']}", gate["condition_number"], " ".join(f"{norm:.3g}" for norm in gate["row_norms"]))
-            for gate in facts["gates"]
-        ]
-        parts += [Text(), table((f"gate ({facts['gate_mode']})", "condition number", "row norms"), gates)]
     if facts["confusion"]:
         names = [expert["name"] for expert in facts["experts"]]
         shares = [(name, *map(percent, row)) for name, row in zip(names, facts["confusion"], strict=True)]

@@ -46,16 +46,14 @@ def test_a_mixture_is_made_looked_at_edited_and_used(folder):
         "ships",
         "tools",
     ]
-    assert "shared tensors differ" in run("extract", "two", "dense", "--expert", "ships")[0]
+    assert "wrote dense" in run("extract", "two", "dense", "--expert", "ships")[0]
     assert "wrote lexicon" in run("export", "two", "lexicon", "--format", "lexicon")[0]
     domains = ("--domain", "birds=birds.txt", "--domain", "ships=ships.txt")
-    out, _ = run("evaluate", "two", *domains, "--plot", "losses.png", "--card")
-    assert "birds" in out and (folder / "losses.png").stat().st_size > 5000
-    assert "What the mixture keeps" in (folder / "two" / "README.md").read_text()
+    assert "gain kept" in run("evaluate", "two", *domains)[0]
     out, _ = run("tune", "two", "tuned", *domains, "--steps", 2)
     assert "perplexity before" in out and inspect("tuned")["confusion"] is None
-    out, _ = run("route", "two", "--text", "the owl", "--plot", "heat.png")
-    assert "layer 1" in out and "birds" in out and (folder / "heat.png").stat().st_size > 5000
+    out, _ = run("route", "two", "--text", "the owl")
+    assert "layer 1" in out and "birds" in out
 
 
 def test_a_dry_run_writes_nothing(folder):

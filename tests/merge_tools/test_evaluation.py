@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from merge_tools import MergeError, compose, evaluate
-from merge_tools.card import EVALUATION
-from merge_tools.evaluation import DomainLosses, plot_losses
+from merge_tools.evaluation import DomainLosses
 
 from .conftest import open_model, recipe_of, save_adapter, tiny_tokenizer
 
@@ -98,19 +97,3 @@ def test_what_cannot_be_evaluated_is_refused(experts, mixture, domains, tmp_path
     domains["birds"].write_text("a zebra is awake")
     with pytest.raises(MergeError, match="token 45, .* ships have 45 rows"):
         evaluate(tmp_path / "larger", domains)
-
-
-def test_the_card_and_the_plot_have_the_losses_and_the_card_keeps_all_else(mixture, domains, tmp_path):
-    card = tmp_path / "out" / "README.md"
-    before = card.read_text()
-    result = evaluate(mixture[0], domains, card=True)
-    once = card.read_text()
-    section = once[once.index(EVALUATION) : once.index("## Recipe")]
-    assert once.replace(section, "") == before
-    for name, row in result["domains"].items():
-        line = next(line for line in section.splitlines() if line.startswith(f"| {name} |"))
-        assert f"| {row['base']:.3f} |" in line and f"| {row['mixture']:.3f} |" in line
-    evaluate(mixture[0], domains, card=True)
-    assert card.read_text() == once
-    plot_losses(result, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from transformers import AutoTokenizer
 
-from merge_tools import MergeError, Routing, compose, plot, route
+from merge_tools import MergeError, Routing, compose, route
 
 from .conftest import open_model, recipe_of
 
@@ -83,12 +82,3 @@ def test_what_cannot_be_routed_is_refused(experts, tmp_path):
             route(tmp_path / "out", texts, **options)
     with pytest.raises(MergeError, match="'llama'"):
         route(experts(1)[0], TEXTS)
-
-
-def test_plot_draws_a_panel_for_each_text(tmp_path):
-    values, heights = (np.zeros((1, 3, 1), int), np.ones((1, 3, 1))), []
-    routing = Routing("$x_1$ costs $5 \\frac", ["▁$x", "Ġ$", "\\frac"], ["layer 0"], *values, ["a$"])
-    for number in (1, 2):
-        plot([routing] * number, tmp_path / "plot.png")
-        heights.append(Image.open(tmp_path / "plot.png").height)
-    assert heights[0] < heights[1]

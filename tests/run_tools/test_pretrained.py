@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from lexperts.cli.corpus_options import check_local
-from merge_tools.places import locate
+from merge_tools.sources import locate
 from run_tools import packaged, pretrained
 from run_tools.errors import UserError
 
