@@ -23,6 +23,8 @@ def embed_texts(texts: Sequence[str], embedder: str | Callable, *, progress: boo
     encode, starts = load_embedder(embedder), range(0, len(texts), BLOCK)
     starts = tqdm(starts, desc="embeddings", disable=None if progress else True)
     vectors = np.concatenate([np.asarray(encode(list(texts[i : i + BLOCK])), dtype=np.float32) for i in starts])
+    if vectors.ndim != 2 or len(vectors) != len(texts):
+        raise MergeError(f"The embedder returned shape {vectors.shape} for {len(texts)} texts, not a vector for each.")
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if len(bad):

@@ -83,7 +83,7 @@ def tune(
         if old:
             tuned: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
             tuned |= {"max_length": length, "perplexity": table}
-            record = edited_record(old, old.recipe, {}, out) | {"tuned": tuned}
+            record = edited_record(old, old.recipe, out) | {"tuned": tuned}
             write_record(writing, record)
             write_card(writing, record, summarize(old.recipe, old.kind, items))
     few = [f"{name} has {len(own)} held-out texts, which show little." for name, own in test.items() if len(own) < FEW]

@@ -83,7 +83,6 @@ def test_centroids_are_means_of_unit_vectors(data, tmp_path):
     ({"k": 0}, "k=0"),
     ({"k": 41}, "k=41.*40"),
     ({"embedder": None}, "balanced.*embedder"),
-    ({"embedder": "no/such-model"}, "no/such-model"),
     ({"embedder": lambda texts: np.full((len(texts), 4), np.nan)}, "40 .*the cat of"),
     ({"embedder": lambda texts: np.ones((3, 4))}, r"\(3, 4\)"),
     ({"embedder": lambda texts: np.ones((len(texts), 4)), "method": "kmeans"}, "k=2"),
