@@ -67,8 +67,8 @@ fix-copies:  ## copy the files that travel with every checkpoint into the modeli
 	done
 	for p in modeling_exhird modeling_hypernet modeling_moesumm keyphrase_tools; do cp modeling_lexicon/pipeline_base.py $$p/; done
 
-bench: $(READY)  ## time the head against its plain versions
-	$(RUN) benchmarks/seke_head.py
+bench: $(READY)  ## time each system beside its plain version
+	$(RUN) benchmarks/speed.py $(ARGS)
 
 tables: $(READY)  ## write the tables of README and docs from benchmarks/results
 	$(RUN) benchmarks/tables.py
@@ -109,7 +109,7 @@ $(LINT): constraints.txt
 	touch $(LINT)
 
 $(READY): $(DEMO)
-	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,analysis,parquet,ray,spark,spacy,serve,app,test]'
+	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,parquet,ray,spark,spacy,serve,app,test]'
 	touch $(READY)
 
 # its wheel contains modules of keyphrase_tools and run_tools

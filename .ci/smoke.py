@@ -45,7 +45,6 @@ NEEDS = (
     ("ray", "lexperts keyphrases extract rows.jsonl out.jsonl --model keyphrases --engine ray"),
     ("onnx", "lexperts keyphrases export keyphrases exported --format onnx"),
     ("openvino", "lexperts keyphrases export keyphrases exported --format openvino"),
-    ("analysis", "import keyphrase_tools.specialisation"),
     ("cluster", "from merge_tools import cluster; cluster('definitions.jsonl', 'out', k=2, embedder='encoder')"),
     ("merge", "lexperts merge compose mixture.yml mixture"),
     ("merge", "from merge_tools import plot; plot([], 'plot.png')"),

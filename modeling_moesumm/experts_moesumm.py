@@ -72,7 +72,7 @@ class DeputyExperts(nn.Module):
         return getattr(self, implementation)(x, index, gate)
 
     def choose_implementation(self, n: int, device: str) -> str:
-        """The fastest implementation for n tokens (benchmarks/moesumm_speed.py)."""
+        """The fastest implementation for n tokens."""
         if torch.compiler.is_compiling():
             return "batched_mm"
         return (

@@ -277,7 +277,7 @@ class SekeRnn(nn.Module):
         return y + forward + backward
 
     def _padded_is_faster(self, x: torch.Tensor, tokens: PackedTokens) -> bool:
-        # On a CPU the fused LSTM kernel exists for padded input only (benchmarks/seke_head.py).
+        # On a CPU the fused LSTM kernel exists for padded input only (benchmarks/speed.py).
         N = len(tokens.lengths)
         if x.device.type != "cpu" or not isinstance(self.recurrent, nn.LSTM) or N == 1:
             return False

@@ -1,234 +1,233 @@
-"""Benchmarks reuse rows and runs only if they were made with the same settings, data and versions."""
+"""One short run of each benchmark, and the algorithms that they compare with."""
 
-import importlib.util
+import doctest
 import json
-import runpy
-import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SCRIPTS = [
-    path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "\ndef main()" in path.read_text(encoding="utf-8")
-]
+SCRIPTS = ("expert_roles", "forty_texts", "keyphrase_peers", "modular_experts", "smollm2", "speed", "tables")
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_every_script_shows_its_options(script, monkeypatch, capsys):
-    if script.stem == "hypernet_crf":
-        pytest.importorskip("torch_struct")
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
+@pytest.fixture(name="results")
+def fixture_results(benchmark_module, tmp_path, monkeypatch):
+    """results("speed") -> the rows that a benchmark has written, in a folder of its own."""
+    monkeypatch.setattr(benchmark_module("common"), "RESULTS", tmp_path / "results")
+    monkeypatch.setenv("LEXPERTS_COMMIT", "abc1234")
+    return lambda name: json.loads((tmp_path / "results" / f"{name}.json").read_text(encoding="utf-8"))["results"]
+
+
+def write_rows(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_shows_its_options(script, benchmark_module, capsys):
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(script), run_name="__main__")
+        benchmark_module(script).main(["--help"])
     assert end.value.code == 0 and "--help" in capsys.readouterr().out
 
 
 def test_results_are_of_clean_commits():
     files = (ROOT / "benchmarks" / "results").glob("*.json")
     records = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
-    changed = [name for name, record in records.items() if "changes" in str(record["commit"])]
-    assert len(records) > 50 and not changed
+    assert len(records) > 50
+    assert not [name for name, record in records.items() if "changes" in str(record["commit"])]
 
 
-@pytest.fixture(name="common")
-def fixture_common(tmp_path, monkeypatch):
-    """benchmarks/common.py with a results folder of its own."""
-    spec = importlib.util.spec_from_file_location("benchmarks_common", ROOT / "benchmarks" / "common.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "RESULTS", tmp_path / "benchmarks" / "results")
-    monkeypatch.setenv("LEXPERTS_COMMIT", "abc1234")
-    return module
-
-
-@pytest.fixture(name="record")
-def fixture_record(common):
-    record = common.Record("quality", epochs=10, rates=(0.1, 0.2))
-    record.add({"system": "a", "seed": 0, "score": 1.5})
-    return record
-
-
-def test_a_record_with_the_same_settings_finds_its_rows(common, record):
-    again = common.Record("quality", epochs=10, rates=(0.1, 0.2))
-    row = again.find(system="a", seed=0)
-    assert row["score"] == 1.5 and row["commit"] == "abc1234"
-    assert again.find(system="a", seed=1) is None
-
-
-def test_a_record_with_other_settings_is_an_error(common, record):
-    with pytest.raises(ValueError, match="epochs=10 before, 2 now") as error:
-        common.Record("quality", epochs=2, rates=(0.1, 0.2))
-    assert all(option in str(error.value) for option in ("quality.json", "--overwrite", "--name"))
-    with pytest.raises(ValueError, match=r"rates=\[0.1, 0.2\] before, \[0.1\] now"):
-        common.Record("quality", epochs=10, rates=(0.1,))
-
-
-@pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_a_record_of_other_versions_is_an_error(common, record, package):
-    content = json.loads(record.path.read_text(encoding="utf-8"))
-    content["versions"][package] = "0.9"
-    record.path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(ValueError, match=f"{package}='0.9' before"):
-        common.Record("quality", epochs=10, rates=(0.1, 0.2))
-
-
-def test_a_setting_that_was_not_recorded_is_reported(common, record, capsys):
-    common.Record("quality", epochs=10, rates=(0.1, 0.2), device="cpu")
-    assert "device" in capsys.readouterr().out
-
-
-def test_overwrite_starts_a_record_without_rows(common, record):
-    assert common.Record("quality", overwrite=True, epochs=2).rows() == []
-
-
-def test_remove_drops_the_rows_of_a_key_only(common, record):
-    record.add({"system": "b", "seed": 0})
-    record.remove(system="a")
-    assert [row["system"] for row in record.rows()] == ["b"]
-
-
-def test_replace_measures_again_what_has_another_setting(common, record):
-    measured = []
-
-    def measure(system, seed, limit):
-        measured.append((system, limit))
-        return {"score": 2.5}
-
-    for limit in (50, 50, None):
-        record.replace(measure, [{"system": "b", "seed": 0, "limit": limit}], "limit")
-    assert measured == [("b", 50), ("b", None)]
-    assert [(row["system"], row.get("limit")) for row in record.rows()] == [("a", None), ("b", None)]
-
-
-@pytest.fixture(name="run")
-def fixture_run(common, tmp_path):
-    """A finished run, and a function that checks whether it may be reused."""
-    data, folder = tmp_path / "train.jsonl", tmp_path / "work" / "vanilla [1]"
-    data.write_text('{"text": "one"}\n', encoding="utf-8")
-
-    def check(overwrite=False, **changes):
-        settings = {"train_files": data, "learning_rate": 0.1, "output_dir": folder, **changes}
-        common.check_same_settings(folder, settings, overwrite)
-
-    check()
-    folder.mkdir()
-    (folder / "results.json").write_text("{}", encoding="utf-8")
-    return folder, data, check
-
-
-def test_a_run_with_the_same_settings_is_reused(run):
-    folder, data, check = run
-    check(output_dir="elsewhere", disable_tqdm=True)
-    assert (folder / "results.json").exists()
-    moved = data.rename(data.with_name("moved.jsonl"))
-    check(train_files=moved)
-
-
-def test_a_run_with_other_settings_or_data_is_an_error(run):
-    _, data, check = run
-    with pytest.raises(ValueError, match="learning_rate=0.1 before, 0.5 now") as error:
-        check(learning_rate=0.5)
-    assert all(part in str(error.value) for part in ("vanilla [1]", "--work", "--overwrite"))
-    data.write_text('{"text": "two"}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match="train_files"):
-        check()
-
-
-def test_a_run_of_other_versions_or_without_a_record_is_an_error(run, common, monkeypatch):
-    folder, _, check = run
-    with monkeypatch.context() as patch:
-        patch.setattr(common, "relevant_versions", lambda: {"torch": "0.9"})
-        with pytest.raises(ValueError, match=r"versions.torch=\S+ before, '0.9' now"):
-            check()
-    folder.with_name(f"{folder.name}.settings.json").unlink()
-    with pytest.raises(ValueError, match="without a record"):
-        check()
-
-
-def test_overwrite_removes_that_run_only(run):
-    folder, _, check = run
-    other = folder.with_name("other")
-    other.mkdir()
-    check(overwrite=True, learning_rate=0.5)
-    assert other.exists() and not folder.exists()
-
-
-def test_a_setting_that_only_one_run_has_is_an_error(run):
-    _, _, check = run
-    with pytest.raises(ValueError, match=r"max_rows=\(not given\) before, 5 now"):
-        check(max_rows=5)
-
-
-@pytest.fixture(name="run_seke")
-def fixture_run_seke(common, tmp_path, monkeypatch):
-    """A function that calls `run_once`, and the command lines that it started."""
-    commands, folder = [], tmp_path / "work" / "moe"
-
-    def complete_run(words, **_):
-        commands.append(words)
-        folder.mkdir(exist_ok=True)
-        (folder / "results.json").write_text("{}", encoding="utf-8")
-        return SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(common, "subprocess", SimpleNamespace(run=complete_run, STDOUT=None))
-
-    def call(config="minilm_cpu", overwrite=False, **options):
-        run = {"output": folder, "done": "results.json", "options": options, "overwrite": overwrite}
-        common.run_once("train", "seke", config, **run)
-
-    return call, commands
-
-
-def test_a_finished_run_is_not_repeated(run_seke):
-    call, commands = run_seke
-    for _ in range(2):
-        call(seed=1, train_files=["a", "b"])
-    assert [words[2:] for words in commands] == [
-        ["lexperts", "train", "seke", "minilm_cpu", "--seed", "1", "--train_files", "a", "b", *commands[0][-2:]]
+def test_a_row_replaces_that_of_its_key(benchmark_module, results):
+    write = benchmark_module("common").write
+    write("some", [{"what": "a", "value": 1}, {"what": "b", "value": 1}], key=("what",))
+    write("some", [{"what": "a", "value": 2}], key=("what",))
+    assert [(row["what"], row["value"], row["commit"]) for row in results("some")] == [
+        ("b", 1, "abc1234"),
+        ("a", 2, "abc1234"),
     ]
-    with pytest.raises(ValueError, match="seed=1 before, 2 now"):
-        call(seed=2, train_files=["a", "b"])
 
 
-def test_another_configuration_is_an_error(run_seke, tmp_path):
-    call, commands = run_seke
-    config = tmp_path / "mine.yml"
-    for text in ("seed: 1", "seed: 2"):
-        config.write_text(text, encoding="utf-8")
-        if not commands:
-            call(config)
-    with pytest.raises(ValueError, match="config="):
-        call(config)
+# --- speed ----------------------------------------------------------------------------------------------------------
 
 
-def test_overwrite_repeats_a_run_once_per_process(run_seke):
-    call, commands = run_seke
-    call(seed=1)
-    for _ in range(2):
-        call(seed=2, overwrite=True)
-    assert len(commands) == 2
+def test_calls_take_turns_and_composing_is_timed(benchmark_module, results, capsys):
+    called: list[str] = []
+    speed = benchmark_module("speed")
+    row = speed.measure("some", {name: lambda name=name: called.append(name) for name in ("slow", "fast")}, 2)
+    assert called == ["slow", "fast"] * 4 and len(row["times"]["slow"]["rounds_ms"]) == 2
+    speed.main(["--only", "compose", "--shape", "tiny", "--rounds", "1"])
+    (row,) = results("speed")
+    assert row["what"] == "compose" and row["memory_mib"]["lexperts"] > 0
 
 
-def test_parts_are_timed_in_turns_and_replace_their_own_rows(benchmark_module, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("LEXPERTS_COMMIT", "abc1234")
-    timing, common = benchmark_module("timing"), benchmark_module("common")
-    monkeypatch.setattr(common, "RESULTS", tmp_path / "benchmarks" / "results")
-    called = []
+def test_a_training_step_has_the_loss_of_the_stock_model(benchmark_module):
+    torch = benchmark_module("torch")
+    torch.manual_seed(0)
+    first, second = (call() for call in benchmark_module("speed").ROWS["lexicon"]().values())
+    torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-4)
 
-    def measure(options):
-        candidates = {name: lambda name=name: called.append(name) for name in ("slow", "fast")}
-        yield timing.compare(candidates, options.rounds, size=len(called))
 
-    parser = timing.speed_parser("Doc.", ("head", "tail"))
-    for only in ([], ["--only", "tail"]):
-        options = parser.parse_args(["--rounds", "2", *only])
-        timing.measure_parts(options, "speed", {"head": measure, "tail": measure}, texts=3)
-    assert called == ["slow", "fast"] * 9  # three parts, each with a warm-up and two rounds
-    record = json.loads((tmp_path / "benchmarks" / "results" / "speed.json").read_text(encoding="utf-8"))
-    assert record["settings"] == {"rounds": 2, "device": "cpu", "texts": 3}
-    assert [(row["what"], row["size"]) for row in record["results"]] == [("head", 0), ("tail", 12)]
-    assert len(record["results"][0]["times"]["slow"]["rounds_ms"]) == 2
-    assert "size 12   slow" in capsys.readouterr().out
+# --- keyphrases -----------------------------------------------------------------------------------------------------
+
+TAGS = {"A": ("ADJ", "JJ"), "N": ("NOUN", "NN"), "V": ("VERB", "VB"), ".": ("PUNCT", "."), "D": ("DET", "DT")}
+TEXT = "graph/N cuts/N solve/V large/A energy/N problems/N ./. the/D graph/N cut/N of/D an/D energy/N problem/N ./. slow/A cuts/N"
+
+
+def read(algorithms, text: str) -> list:
+    """The tokens of "word/KIND ..."."""
+    pairs = [part.rsplit("/", 1) for part in text.split()]
+    stem = algorithms.stem
+    return [algorithms.Token(word, stem(word), *TAGS[kind], content=kind not in (".", "D")) for word, kind in pairs]
+
+
+def test_position_rank_is_the_papers_graph_pair_by_pair(benchmark_module):
+    networkx = pytest.importorskip("networkx")
+    algorithms = benchmark_module("keyphrase_algorithms")
+    tokens, graph, bias = read(algorithms, TEXT), networkx.Graph(), Counter()
+    for i, one in enumerate(tokens):
+        if one.pos in algorithms.UNIVERSAL:
+            bias[one.stem] += 1 / (i + 1)
+        for other in tokens[i + 1 : i + 10]:
+            if {one.pos, other.pos} <= algorithms.UNIVERSAL.keys() and one.stem != other.stem:
+                weight = graph.get_edge_data(one.stem, other.stem, {"weight": 0})["weight"]
+                graph.add_edge(one.stem, other.stem, weight=weight + 1)
+    scores = networkx.pagerank(graph, personalization=bias, tol=1e-10)
+    phrases = ["graph cuts", "large energy problems", "energy problem", "slow cuts"]
+    expected = sorted(phrases, key=lambda phrase: -sum(scores[algorithms.stem(word)] for word in phrase.split()))
+    assert algorithms.position_rank(tokens) == expected
+
+
+def test_multipartite_rank_promotes_the_first_candidate_of_a_topic(benchmark_module):
+    algorithms = benchmark_module("keyphrase_algorithms")
+    text = "graph/N cuts/N help/V vision/N ./. slow/A graph/N cuts/N and/D vision/N ./. old/A graph/N cuts/N"
+    tokens = read(algorithms, text)
+    assert algorithms.multipartite_rank(tokens, n=2) == ["vision", "graph cuts"]
+    plain, strong = (algorithms.multipartite_rank(tokens, alpha=alpha) for alpha in (0, 5))
+    assert plain.index("graph cuts") > strong.index("graph cuts")
+
+
+def test_tf_idf_is_the_formula(benchmark_module):
+    algorithms = benchmark_module("keyphrase_algorithms")
+    corpus = [read(algorithms, text) for text in ("graph/N cuts/N", "graph/N theory/N", "energy/N of/D graph/N")]
+    counts, number = frequencies = algorithms.document_frequencies(corpus)
+    assert (counts["graph",], counts["graph", "cut"], number) == (3, 1, 3)
+    tokens = read(algorithms, "graph/N cuts/N and/D cuts/N")
+    assert algorithms.tf_idf(tokens, frequencies) == ["cuts", "graph cuts", "graph"]  # 2 log2(4/2), log2(4/2), 0
+
+
+def test_peers_are_scored_by_document(benchmark_module, results, tmp_path, folder):
+    pytest.importorskip("yake")
+    rows = [{"text": "Graph cuts solve energy problems.", "keyphrases": ["graph cuts", "absent phrase"]}] * 3
+    write_rows(tmp_path / "keyphrases" / "inspec" / "test.jsonl", rows)
+    arguments = ["--data", str(tmp_path), "--sets", "inspec", "--documents", "2", "--systems", "YAKE", folder]
+    benchmark_module("keyphrase_peers").main(arguments)
+    yake, model = results("keyphrase_peers")
+    assert yake["documents"] == 2 and yake["by_document"]["num_targets"] == "1 1" and yake["seke"]["f1@10"] > 0
+    assert model["system"] == folder
+
+
+def test_counts_of_documents_give_the_f1_of_all_and_paired_intervals(benchmark_module):
+    from keyphrase_tools.metrics import keyphrase_f1, keyphrase_f1_by_document
+
+    by_document = benchmark_module("by_document")
+    predicted = [["graph cut", "energy"], ["x"], ["a", "b", "c", "d", "e", "f"], []] * 9
+    gold = [["graph cut", "tree"], [], ["a", "f", "z"], ["q"]] * 9
+    ours = by_document.encode(keyphrase_f1_by_document(predicted, gold, k=by_document.CUTS))
+    worse = by_document.encode(keyphrase_f1_by_document([[]] * 36, gold, k=by_document.CUTS))
+    for k in by_document.CUTS:
+        assert by_document.f1(ours, k) == pytest.approx(keyphrase_f1(predicted, gold, k=k, round_f1=False)[f"f1@{k}"])
+    value, low, high = by_document.difference(ours, worse, 5)
+    assert value == pytest.approx(by_document.f1(ours, 5)) and 0 < low < value < high
+    with pytest.raises(ValueError, match="36"):
+        by_document.difference(ours, {**worse, "num_targets": " ".join(["9"] * 36)}, 5)
+
+
+def test_verdicts_are_on_phrases_of_their_texts(benchmark_module):
+    from keyphrase_tools.words import normalise, split_words
+
+    texts, verdicts = benchmark_module("forty_texts").read_texts()
+    words = {
+        name: " " + " ".join(normalise(word) for word, _, _ in split_words(text)) + " " for name, text in texts.items()
+    }
+    assert len(texts) == 40 and not [key for key in verdicts if f" {key[1]} " not in words[key[0]]]
+
+
+def test_the_second_of_two_near_duplicates_counts_as_such(benchmark_module):
+    forty = benchmark_module("forty_texts")
+    assert doctest.testmod(forty).failed == 0
+    verdicts = {("news_1", "trade deals"): "acceptable", ("news_1", "levy"): "fragment", ("news_1", "levies"): "good"}
+    phrases = ["new trade deal", "Trade deals", "levy", "levies", "tests", "a sixth"]
+    row = forty.count("mine", [phrases], {"news_1": "..."}, verdicts)
+    assert [verdict for _, verdict in row["texts"]["news_1"]] == [
+        "unknown",
+        "near-duplicate",
+        "fragment",
+        "good",
+        "unknown",
+    ]
+    assert row["all"] == row["kinds"]["news"] and row["all"]["phrases"] == 5 and row["all"]["unknown"] == 2
+
+
+def test_experts_are_compared_with_what_their_words_are(benchmark_module, folder, tmp_path, capsys):
+    pytest.importorskip("spacy")
+    roles = benchmark_module("expert_roles")
+    assert doctest.testmod(roles).failed == 0
+    write_rows(tmp_path / "a.jsonl", [{"text": "The graph cut is in the network, and learning is fast."}] * 2)
+    roles.main([str(tmp_path / "a.jsonl"), "--model", folder])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:16].strip() for line in lines[1:4]] == ["word", "punctuation", "stop word"]
+    assert "nan" in next(line for line in lines if line.startswith("part of speech"))
+    shares = [float(number) for number in lines[-1].split()[3:]]
+    assert sum(shares) == pytest.approx(1, abs=0.02)
+
+
+# --- other models ---------------------------------------------------------------------------------------------------
+
+
+def test_a_mixture_of_trained_experts_keeps_a_share_of_each_gain(benchmark_module, tmp_path, tiny_tokenizer):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    modular = benchmark_module("modular_experts")
+    tiny_tokenizer = type(tiny_tokenizer)(tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="[PAD]", eos_token="[SEP]", unk_token="[UNK]")  # fmt: skip
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=len(tiny_tokenizer))).save_pretrained(tmp_path / "base")
+    tiny_tokenizer.save_pretrained(tmp_path / "base")
+    for name, (place, field) in (modular.DOMAINS | modular.UNSEEN).items():
+        for split in ("train", "validation"):
+            rows = [{field: f"{name} {word} is the network of {word}"} for word in ("graph", "cut", "learning")]
+            write_rows(tmp_path / place / f"{split}.jsonl", rows)
+    study = modular.Study(tmp_path, tmp_path / "work", seed=1, steps=2, base=tmp_path / "base")
+    models = study.models()
+    rows = {label: study.row(models[label]()) for label in ("base", "dense, mean of the MLPs", "ridge, top 2")}
+    assert rows["base"]["kept"] == 0 and np.isfinite([row["kept"] for row in rows.values()]).all()
+    assert set(rows["ridge, top 2"]["domains"]) == set(modular.DOMAINS)
+
+
+def test_the_first_words_are_scored_as_summaries(benchmark_module, results, tmp_path):
+    pytest.importorskip("rouge_score")
+    row = {"document": "Graph cuts solve energy problems in vision.", "summary": "Graph cuts solve energy problems."}
+    for name in ("scitldr", "mts_dialog"):
+        for split in ("train", "test"):
+            write_rows(tmp_path / "summarization" / name / f"{split}.jsonl", [row] * 3)
+    benchmark_module("smollm2").main(["--data", str(tmp_path), "--tasks", "summaries", "--systems", "lead"])
+    assert [row["scores"]["rouge1"] for row in results("smollm2")] == [[100.0, 100.0, 100.0]] * 2
+
+
+def test_definitions_and_tags_are_scored_by_their_rules(benchmark_module):
+    pytest.importorskip("rouge_score")
+    pytest.importorskip("sacrebleu")
+    smollm2 = benchmark_module("smollm2")
+    rows = [
+        {"term": "bank", "context": str(i), "definition": text} for i, text in enumerate(("land by a river.", "a firm"))
+    ]
+    scores = smollm2.score_definitions(rows, ["a firm", "a firm"])
+    assert scores["ROUGE-L, any sense"][0] == 100 and scores["ROUGE-L, same context"][0] < 100
+    rows = [{"title": "Log files", "text": "They grow.", "keyphrases": ["log files", "logrotate"]}]
+    scores = smollm2.score_tags(rows, [["log files", "disk"]])
+    assert scores["present F1@M"][0] == 100 and scores["absent F1@M"][0] == 0
+    options = SimpleNamespace(data=ROOT / "missing", rows=None, model={})
+    with pytest.raises(Exception, match="missing"):
+        list(smollm2.tags(options))

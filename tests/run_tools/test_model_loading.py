@@ -287,7 +287,7 @@ def test_a_backbone_with_code_of_its_own_is_refused_and_not_asked_for(stock, mon
             SEKE.from_backbone(stock, **options)
 
 
-@pytest.mark.parametrize("command", ["extract", "serve", "explain", "export"])
+@pytest.mark.parametrize("command", ["extract", "serve", "export"])
 def test_no_command_asks_for_code_of_a_checkpoint(command, stock, tmp_path, monkeypatch):
     """An unknown model_type with auto_map: transformers asks on the standard input by default."""
     plant(stock, "raise SystemExit('it ran')")
@@ -296,7 +296,6 @@ def test_no_command_asks_for_code_of_a_checkpoint(command, stock, tmp_path, monk
     out = str(tmp_path / "o.jsonl")
     words = {
         "extract": [str(tmp_path / "a.txt"), out, "-m", str(stock)],
-        "explain": [str(tmp_path / "a.txt"), out, "-m", str(stock)],
         "serve": [str(stock), "--port", "0"],
         "export": [str(stock), out],
     }[command]
