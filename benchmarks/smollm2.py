@@ -1,7 +1,7 @@
 """The installed models over SmolLM2 beside simple baselines: definitions of WordNet, summaries of two domains, tags of questions.
 
     pip install ./models/smollm2 ./models/lexicon-smollm2 ./models/moesumm-smollm2 ./models/exhird-smollm2 sacrebleu rouge-score
-    python benchmarks/smollm2.py --data PATH --tasks definitions --rows 500          # minutes on two cores; all rows: an hour
+    python benchmarks/smollm2.py --data PATH --tasks definitions --rows 500
     python benchmarks/smollm2.py --data PATH --tasks tags --model runs/mine          # another model of the task
 
 Definitions have BLEU (sacrebleu, sentences) and ROUGE-L, against the definition of the same context and the best of any sense of the

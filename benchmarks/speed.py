@@ -1,6 +1,6 @@
 """How fast is each system beside its plain version, and beside what people use today?
 
-    python benchmarks/speed.py                                       # all rows that need nothing else; a quarter of an hour on two cores
+    python benchmarks/speed.py                                       # all rows; those of peers that are installed
     python benchmarks/speed.py --only seke texts
     python benchmarks/speed.py --only compose --work FOLDER --mergekit ENV --shape 1b       # 15 GB; ENV is a virtual environment
 
