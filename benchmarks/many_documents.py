@@ -1,10 +1,10 @@
-"""Documents a second and memory of the ways to process many documents: this process, Ray with one and two workers, Spark.
+"""Documents a second and memory of the ways to process many documents: this process, Ray with one and two workers.
 
     python benchmarks/many_documents.py --data DIR --documents 2000
 
 DIR/*/test.jsonl are data sets with id, title and text. Their documents, repeated with new ids up to --documents, are written to one
-Parquet file; one in a thousand has no text. Each way reads this file and writes keyphrases to Parquet, in rounds (A B C D, A B C
-D). Every process has one core. Times are those of the whole command, start-up included, and of the processing alone; memory is the
+Parquet file; one in a thousand has no text. Each way reads this file and writes keyphrases to Parquet, in rounds (A B C A B
+C). Every process has one core. Times are those of the whole command, start-up included, and of the processing alone; memory is the
 resident size of each process that has loaded the model, every two seconds. All outputs are compared: no document is lost or
 occurs twice, each bad row is reported, and the keyphrases are the same.
 """
@@ -30,7 +30,7 @@ LOADED = 300e6  # bytes of a process that has loaded the model
 EXTRACT = [sys.executable, "-m", "lexperts", "keyphrases", "extract"]
 
 
-WAYS = ("local", "ray, 1 worker", "ray, 2 workers", "spark, local[2]")
+WAYS = ("local", "ray, 1 worker", "ray, 2 workers")
 
 
 def make_source(data: Path, documents: int, path: Path) -> None:
@@ -45,9 +45,6 @@ def make_source(data: Path, documents: int, path: Path) -> None:
 
 def command_of(way: str, source: Path, folder: Path) -> tuple[list[str], Path]:
     """The command of a way, and its output."""
-    if way.startswith("spark"):
-        script, output = ROOT / "examples" / "spark_keyphrases.py", folder / "spark"
-        return [sys.executable, str(script), str(source), str(output), "--master", "local[2]"], output
     output = folder / "out.parquet"
     engine = ["--engine", "ray", "--workers", way.split()[1]] if way.startswith("ray") else []
     return [*EXTRACT, str(source), str(output), *engine], output
@@ -55,7 +52,7 @@ def command_of(way: str, source: Path, folder: Path) -> tuple[list[str], Path]:
 
 def run(command: list[str]) -> dict:
     """Runs a command -> seconds, and the megabytes of each of its large Python processes over time."""
-    cores = {"OMP_NUM_THREADS": "1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    cores = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     sizes: dict[int, list] = {}
     begin, done = time.perf_counter(), Event()
     process = subprocess.Popen(
@@ -69,7 +66,7 @@ def run(command: list[str]) -> dict:
                     name, size = child.name(), child.memory_info().rss
                 except psutil.Error:
                     continue
-                if size > LOADED and "java" not in name:
+                if size > LOADED:
                     seconds = round(time.perf_counter() - begin)
                     sizes.setdefault(child.pid, [name]).append((seconds, round(size / 1e6)))
 
