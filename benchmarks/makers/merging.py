@@ -111,7 +111,7 @@ def comparison() -> str:
     costs = [f"{row['seconds']:.0f} s and {row['anonymous_mib']:,.0f} MiB of memory" for row in (ours, theirs)]
     return (
         f"Composing {ours['experts']} experts of Llama-3.2-1B's shape ({ours['output_bytes'] / 1e9:.1f} GB) takes {costs[0]}, by mergekit-moe "
-        f"{peer_version(record, 'mergekit')} {costs[1]} ([how measured]({DOCS}/results.md#merging))."
+        f"{peer_version(record, 'mergekit')} {costs[1]} ([how measured]({DOCS}/merging_results.md#time-and-memory-of-composing))."
     )
 
 
