@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # A limit is the budget of a room, or where the work on it is not finished, its present size. Whoever makes a room smaller lowers its
-# limit in the same commit; nobody raises one without saying in the commit what the lines are for.
+# limit in the same commit. A limit rises only in a commit that says what the lines are for.
 LIMITS = {
     "modeling": 14988,
     "keyphrase_tools, lite": 8788,

@@ -131,26 +131,29 @@ def _score_documents(
         raise ValueError(
             f"{len(predictions)} predictions, {len(golds)} golds and {len(texts)} sources differ in length."
         )
-    for i, (predicted, gold, text) in enumerate(zip(predictions, golds, texts, strict=True)):
-        predicted = _keys(predicted, f"predictions[{i}]", convention, language, is_gold=False)
-        gold = _keys(gold, f"golds[{i}]", convention, language, is_gold=True)
+    for i, (found, true, text) in enumerate(zip(predictions, golds, texts, strict=True)):
+        predicted = _keys(found, f"predictions[{i}]", convention, language, is_gold=False)
+        gold = _keys(true, f"golds[{i}]", convention, language, is_gold=True)
         rows["total"].append(_score(predicted, gold, cuts, convention))
         if sources is not None:
             # a space on either side of each stem, so that `in` only matches whole words
             inside = f" {' '.join(stem(word, language) for word in text.split())} "
             present = {key for key in (*predicted, *gold) if f" {' '.join(key.split())} " in inside}
             for part, is_present in (("present", True), ("absent", False)):
-                of_part = ([key for key in keys if (key in present) is is_present] for keys in (predicted, gold))
-                rows[part].append(_score(*of_part, cuts, convention))
+                chosen, targets = (
+                    [key for key in keys if (key in present) is is_present] for keys in (predicted, gold)
+                )
+                rows[part].append(_score(chosen, targets, cuts, convention))
     return rows
 
 
 def _keys(document: PhraseList, where: str, convention: str, language: str | None, is_gold: bool) -> list[str]:
     """One document's phrases as stems; the steps have the order of the reference implementation."""
-    is_line = isinstance(document, str)
-    if (is_line and convention == "seke") or not isinstance(document, Iterable) or isinstance(document, dict):
+    if isinstance(document, str) and convention == "exhird":
+        document = [document]
+    if isinstance(document, str | dict) or not isinstance(document, Iterable):
         raise TypeError(f"{where}={short_repr(document)} is not a list of phrases.")
-    phrases = [document] if is_line else list(document)
+    phrases = list(document)
     if wrong := [phrase for phrase in phrases if not isinstance(phrase, str)]:
         raise TypeError(f"{where} has {short_repr(wrong[0])}, which is not a string.")
     if convention == "seke":
