@@ -35,7 +35,7 @@ def run(*command, **options) -> None:
 def fail_if(wrong, message: str) -> None:
     """Ends with an error."""
     if wrong:
-        raise SystemExit(f"{message}: {wrong}")
+        raise SystemExit(message if wrong is True else f"{message}: {wrong}")
 
 
 def build() -> None:
@@ -84,7 +84,9 @@ def try_wheels(name: str, checks: dict[str, str]) -> None:
     for check, requirement in checks.items():
         wheel, bracket, extras = requirement.partition("[")
         found = f"{wheel_of(wheel)}{bracket}{extras}"
-        run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", pins, "--find-links", DIST, found)
+        run(
+            python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", pins, "--find-links", DIST, found
+        )
         run(python, "-m", "pip", "check")
         run(python, "-P", "smoke.py", check, cwd=folder)
 
