@@ -10,16 +10,16 @@ SMOLLM2 := $(VENV)/.smollm2
 QUANTIZE := $(VENV)/.quantize
 DOCS := $(VENV)/.docs
 RELEASE := $(VENV)/.release
+BOUNDS := build/lower_bounds.txt
 LINT := .venv-lint
 OLDEST := .venv-oldest
-TRANSFORMERS4 := .venv-transformers4
 CORE_TESTS := $(wildcard tests/modeling_*) tests/merge_tools tests/test_contract.py tests/test_registration.py tests/test_security.py
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 quickstart test test-all test-oldest test-transformers4 cuda lint format fix-copies bench tables docs accessibility demo-check wheels release-check clean
+.PHONY: help demo demo-smollm2 quickstart test test-all test-oldest cuda lint format fix-copies bench tables docs demo-check wheels release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -42,13 +42,11 @@ test-all: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the suite with the tests that take 
 test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
 	PYTHONPATH=. $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(CORE_TESTS) $(ARGS)
 
-test-transformers4: $(READY) $(TRANSFORMERS4)/.ready  ## open composed mixtures in transformers 4
-	LEXPERTS_TRANSFORMERS4=$(CURDIR)/$(TRANSFORMERS4)/bin/python $(RUN) -m pytest tests/merge_tools/test_old_transformers.py $(ARGS)
-
 cuda: $(READY)  ## the tests that need a CUDA device
 	TEST_CUDA=1 $(RUN) -m pytest tests/*/test_cuda.py $(ARGS)
 
-lint: $(LINT)  ## style, unused code and types; installs ruff and mypy only
+lint: $(LINT)  ## style, types, and the lines of each room; installs ruff and mypy only
+	$(LINT)/bin/python .ci/rooms.py
 	$(LINT)/bin/mypy
 	$(LINT)/bin/ruff check .
 	$(LINT)/bin/ruff format --check .
@@ -77,11 +75,6 @@ docs: $(DOCS)  ## the documentation site, in build/site; warnings are errors; ne
 	$(RUN) docs/demo/assemble.py
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
 
-accessibility: docs  ## check the site with axe-core in Chromium; needs npm and chromium
-	$(PIP) -c constraints.txt playwright
-	npm install --silent --prefix $(VENV)/axe axe-core@4.14.1
-	$(RUN) docs/check_accessibility.py --axe $(VENV)/axe/node_modules/axe-core/axe.min.js
-
 demo-check: docs  ## compare the demo's answers in Chromium with those of Python; needs chromium
 	$(PIP) -c constraints.txt playwright
 	$(RUN) docs/check_demo.py $(ARGS)
@@ -93,7 +86,7 @@ release-check: $(RELEASE)  ## build the distributions and try them in fresh envi
 	$(RUN) .ci/release_check.py $(ARGS)
 
 clean:  ## remove the virtual environment and what training left
-	rm -rf $(VENV) $(LINT) $(OLDEST) $(TRANSFORMERS4) runs build dist *.egg-info
+	rm -rf $(VENV) $(LINT) $(OLDEST) runs build dist *.egg-info
 
 # torch first and alone, at the pinned version: anything that asks for it later finds it there
 $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard models/*/*.* models/*/lexperts_seke_*/*)
@@ -109,7 +102,7 @@ $(LINT): constraints.txt
 	touch $(LINT)
 
 $(READY): $(DEMO)
-	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,evaluate,merge,cluster,summaries,definitions,parquet,ray,spark,spacy,serve,app,test]'
+	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,merge,cluster,summaries,definitions,parquet,ray,spacy,serve,app,test]'
 	touch $(READY)
 
 # its wheel contains modules of keyphrase_tools and run_tools
@@ -136,17 +129,12 @@ $(RELEASE): $(READY)
 	touch $(RELEASE)
 
 # TORCH_OLDEST=2.13.0 replaces the oldest supported torch, whose wheel has gigabytes of CUDA libraries on some indexes
-$(OLDEST)/.ready: setup.cfg .ci/release_check.py
+$(OLDEST)/.ready: setup.cfg
 	rm -rf $(OLDEST)
 	$(PYTHON) -m venv $(OLDEST)
-	$(PYTHON) .ci/release_check.py --only bounds $(if $(TORCH_OLDEST),--torch $(TORCH_OLDEST)) > $(OLDEST)/bounds.txt
-	$(OLDEST)/bin/pip install -q -c $(OLDEST)/bounds.txt torch
-	$(OLDEST)/bin/pip install -q -c $(OLDEST)/bounds.txt -e '.[train,merge,serve,offline,test]'
+	mkdir -p build
+	sed -n -e '/^test =/q' -e 's/^    \([A-Za-z0-9_-]*\)>=\([0-9.]*\).*/\1==\2/p' setup.cfg | sort -u > $(BOUNDS)
+	$(if $(TORCH_OLDEST),sed -i 's/^torch==.*/torch==$(TORCH_OLDEST)/' $(BOUNDS))
+	$(OLDEST)/bin/pip install -q -c $(BOUNDS) torch
+	$(OLDEST)/bin/pip install -q -c $(BOUNDS) -e '.[train,merge,serve,offline,test]'
 	touch $(OLDEST)/.ready
-
-$(TRANSFORMERS4)/.ready: constraints.txt
-	rm -rf $(TRANSFORMERS4)
-	$(PYTHON) -m venv $(TRANSFORMERS4)
-	$(TRANSFORMERS4)/bin/pip install -q '$(TORCH)'
-	$(TRANSFORMERS4)/bin/pip install -q transformers==4.57.6
-	touch $(TRANSFORMERS4)/.ready

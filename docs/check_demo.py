@@ -1,7 +1,7 @@
-"""Compares the keyphrases of the demo in Chromium with those of the same modules in Python, and times and photographs the page.
+"""Compares the keyphrases of the demo in Chromium with those of the same modules in Python, and times the page.
 
     make demo-check
-    python docs/check_demo.py --screenshots FOLDER --record    # after make docs; writes benchmarks/results/demo.json
+    python docs/check_demo.py --record    # after make docs; writes benchmarks/results/demo.json
 
 Needs the packages playwright and onnxruntime, and chromium (`--chromium` names its program). Ends with exit status 1 if a keyphrase,
 its place or its score differs, or if the page loads anything from another server.
@@ -11,13 +11,17 @@ import argparse
 import json
 import statistics
 import sys
+import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from check_accessibility import FLAGS, SITE, serve
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "build" / "site"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 CLOSE = 0.01  # of scores: onnxruntime-web adds in another order, and then rounds some activations to another int8 value
 ODD = [
     "", "   ", "a", "graph cuts " * 400, "[SEP] of [MASK] networks", "日本語のテキスト", "C++ and .NET in R&D", "x" * 3000,
@@ -29,6 +33,13 @@ EXTRACT = """async ([text, options]) => {
     const { extractor } = await import(new URL('demo/demo.js', location.href));
     return extractor.extract(text, options);
 }"""
+
+
+def serve(folder: Path) -> str:
+    """The address of a server of this folder, which ends with the process."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}/"
 
 
 def texts() -> list[str]:
@@ -88,7 +99,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--site", type=Path, default=SITE, help="the built site")
     parser.add_argument("--chromium", default="/usr/bin/chromium")
-    parser.add_argument("--screenshots", type=Path, help="folder for screenshots")
     parser.add_argument(
         "--record", action="store_true", help="write benchmarks/results/demo.json, which docs/lite.md quotes"
     )
@@ -98,12 +108,8 @@ def main() -> int:
         for name, view in VIEWS.items():
             browser = playwright.chromium.launch(executable_path=args.chromium, args=FLAGS)  # a new one has no cache
             page = open_page(browser, base, view, requests)
-            if args.screenshots and name == "wide":
-                page.locator(".keyphrase-demo").screenshot(path=args.screenshots / "demo.png")  # docs/images/demo.png
             results[f"first_answer_{name}_s"] = first_answer(page)
             results[f"status_{name}"] = page.inner_text(".kd-status")
-            if args.screenshots:
-                page.screenshot(path=args.screenshots / f"demo_{name}.png")
             if name == "wide":
                 results |= compare(page, args.site / "demo" / "lib") | {"chromium": browser.version}
             browser.close()

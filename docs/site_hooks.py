@@ -18,7 +18,7 @@ DEMO = ROOT / "build" / "demo"  # see docs/demo/assemble.py
 REPOSITORY = "https://github.com/lexperts/lexperts/blob/main/"
 LINK = re.compile(r"\]\((?P<path>(?:\.\./)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
 COMMANDS = "<!-- commands -->"
-ALONE = ("index.md", "getting_started.md")  # tabs of one page
+ALONE = ("index.md", "getting_started.md", "merging.md")  # tabs of one page
 FIGURE = re.compile(r"!\[[^\]]*\]\((images/(?:seke|exhird|hypernetwork|moesumm|lexicon)\.svg)\)")
 
 
@@ -65,7 +65,7 @@ def describe_command(command, path: str) -> list[str]:
     lines = []
     if hasattr(command, "commands"):
         for name, child in sorted(command.commands.items()):
-            lines += [f"## {path} {name}", ""] if hasattr(child, "commands") else []
+            lines += [f"### {path} {name}", ""] if hasattr(child, "commands") else []
             lines += describe_command(child, f"{path} {name}")
         return lines
     arguments = [option for option in command.params if option.param_type_name == "argument"]
@@ -77,7 +77,7 @@ def describe_command(command, path: str) -> list[str]:
     recipe = recipe_of(path)
     usage += " CONFIGURATION" if recipe else ""
     usage += "" if options else " [OPTIONS]"  # those of recipes are not typer's
-    lines += [f"### {path}", "", in_cell(summary), "", "```text", usage, "```", ""]
+    lines += [f"#### {path}", "", in_cell(summary), "", "```text", usage, "```", ""]
     lines += [f"Configurations: {', '.join(f'`{name}`' for name in recipe)}.", ""] if recipe else []
     shown = [
         line.strip().removeprefix("Example:").strip()

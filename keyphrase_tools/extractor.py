@@ -1,4 +1,4 @@
-"""`KeyphraseExtractor`: keyphrases of batches of documents, for Ray Data, Spark, `datasets.map` and plain Python."""
+"""`KeyphraseExtractor`: keyphrases of batches of documents, for Ray Data, `datasets.map` and plain Python."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ class KeyphraseExtractor:
         batch_size: windows per batch of the model.
         device, dtype, backend: where and how the model runs, such as "cuda:0", "bfloat16" and "onnx".
         trust_remote_code: run the code in the model's folder or repository.
-        num_threads: threads of PyTorch. By default as many as Ray or Spark assigned cores to the worker, 1 in a forked process, or
+        num_threads: threads of PyTorch. By default as many as Ray assigned cores to the worker, 1 in a forked process, or
             else unchanged.
         options: of the pipeline, such as `top_k`, `min_score`, `style` and `language`.
 
@@ -103,7 +103,7 @@ class KeyphraseExtractor:
 
     def open_pipeline(self) -> KeyphraseExtractionPipeline:
         """The pipeline, which is loaded if this process has not loaded it yet. Sets the number of threads."""
-        prepare_process(self.num_threads)  # for this call: Ray and Spark use a process again
+        prepare_process(self.num_threads)  # for this call: Ray uses a process again
         if isinstance(self.model, KeyphraseExtractionPipeline):
             return self.model
         name = locate_model(self.model)

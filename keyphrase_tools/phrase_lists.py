@@ -20,7 +20,7 @@ FORMS = (
 )
 NAMES = ("keyphrase", "phrase", "text")  # of the phrase in an object
 OFFSETS = (("start", "end"), ("start_offset", "end_offset"))
-LABELS = ("label", "labels", "entities", "spans", "ents")  # columns of doccano, Label Studio, Prodigy and spaCy
+LABELS = ("label", "labels", "entities", "spans", "ents")  # columns of doccano, Prodigy and spaCy
 
 
 def read_phrases(value, text: str | None = None, where: str = "keyphrases") -> list[str]:
@@ -57,7 +57,7 @@ def row_phrases(row: Mapping, where: str, text: str | None = None, column: str =
     """The keyphrases of a row of a file: those of the column, or where it is missing, the spans of an annotation tool.
 
     Args:
-        row: of JSON; also a row of doccano, Label Studio, Prodigy or spaCy (`Doc.to_json`), or one that an extraction wrote.
+        row: of JSON; also a row of doccano, Prodigy or spaCy (`Doc.to_json`), or one that an extraction wrote.
         where: the file and the line.
         text: as in `read_phrases`.
         column: of the keyphrases.
@@ -72,8 +72,6 @@ def row_phrases(row: Mapping, where: str, text: str | None = None, column: str =
         return []
     if column in row:
         return read_phrases(row[column], text, f"{where}: {column}")
-    if isinstance(row.get("annotations"), list):
-        return read_phrases(_label_studio(row["annotations"], where), text, f"{where}: annotations")
     for name in LABELS:
         spans = row.get(name)
         if isinstance(spans, Mapping):  # the span groups of a spaCy Doc
@@ -92,12 +90,6 @@ def labelled_row(
         UserError: if the keyphrases have another form.
         ValueError: if the text or the keyphrases are missing.
     """
-    data = row.get("data")
-    if text_column not in row and isinstance(data, Mapping):  # Label Studio
-        texts = (
-            [data[text_column]] if text_column in data else [value for value in data.values() if isinstance(value, str)]
-        )
-        row = dict(row) | ({text_column: texts[0]} if len(texts) == 1 else {})
     text = row.get(text_column)
     phrases = row_phrases(row, where, text if isinstance(text, str) else None, keyphrases_column)
     if phrases is not None:
@@ -168,8 +160,6 @@ def _read_separated(paths, convert: Callable[[dict, str], dict], column: str) ->
 def _read_element(element, text: str | None, where: str) -> str:
     """The phrase of one element of a list that is not a string."""
     if isinstance(element, Mapping):
-        if isinstance(element.get("value"), Mapping):  # Label Studio
-            element = element["value"]
         name = next((name for name in NAMES if name in element), None)
         if name is not None and isinstance(element[name], str):
             return element[name]
@@ -197,22 +187,6 @@ def _span(start, end, text: str | None, where: str) -> str:
             f"{where} is not in the text, which has {len(text):,} characters. Use offsets of characters, start before end."
         )
     return text[start:end]
-
-
-def _label_studio(annotations: list, where: str) -> list:
-    """The spans of all annotations of a Label Studio task, each once; results of other types are left out."""
-    spans = {}
-    for annotation in annotations:
-        results = annotation.get("result") if isinstance(annotation, Mapping) else None
-        if not isinstance(results, list):
-            raise UserError(
-                f"{where}: annotations has {short_repr(annotation)}, which has no list 'result'. Export from Label Studio as JSON."
-            )
-        for result in [] if annotation.get("was_cancelled") else results:
-            value = result.get("value") if isinstance(result, Mapping) else None
-            if isinstance(value, Mapping) and "start" in value:
-                spans[repr((value["start"], value.get("end")))] = result
-    return list(spans.values())
 
 
 def _is_absent(element) -> bool:

@@ -20,7 +20,7 @@ def limit_spinning() -> None:
 
 
 def prepare_process(num_threads: int | None = None) -> None:
-    """Sets the number of torch's threads, by default to the cores that Ray or Spark assigned, and bounds a cache of oneDNN.
+    """Sets the number of torch's threads, by default to the cores that Ray assigned, and bounds a cache of oneDNN.
 
     In a forked process it is by default 1: with more, torch waits forever for those of the parent, if that has computed anything.
 
@@ -35,12 +35,9 @@ def prepare_process(num_threads: int | None = None) -> None:
 
 
 def assigned_cores() -> int | None:
-    """The cores that Ray or Spark assigned to this worker process; `None` outside a worker."""
-    ray, spark = sys.modules.get("ray"), sys.modules.get("pyspark")
-    cores = None
+    """The cores that Ray assigned to this worker process; `None` outside a worker."""
+    ray, cores = sys.modules.get("ray"), None
     if ray is not None and ray.is_initialized():
         with suppress(AssertionError):  # in the driver
             cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
-    elif spark is not None and (context := spark.TaskContext.get()) is not None:
-        cores = context.cpus()
     return None if cores is None else max(1, int(cores))

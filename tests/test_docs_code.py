@@ -21,8 +21,7 @@ import pytest
 import spacy
 import torch
 import yaml
-from peft import LoraConfig, get_peft_model
-from transformers import BertConfig, BertModel, LlamaForCausalLM, PreTrainedModel, pipeline, set_seed
+from transformers import BertConfig, BertModel, PreTrainedModel, pipeline, set_seed
 
 import merge_tools
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
@@ -39,8 +38,6 @@ NOT_RUN = {  # part of a statement -> why it does not run here
     "exported": "an export takes long; test_export.py runs it",
     "ray.data": "Ray; test_ray.py runs it",
     "keyphrases.write_parquet": "Ray; test_ray.py runs it",
-    "SparkSession": "Spark; test_many_documents.py runs it",
-    "mapInArrow": "Spark; test_many_documents.py runs it",
 }
 PYTHON_PAGES = [page.name for page in PAGES if page.suffix == ".md" and blocks_of(page.name, "python")]
 each_python_page = pytest.mark.parametrize("page", PYTHON_PAGES)
@@ -194,10 +191,6 @@ def prepare(page: str, folder) -> None:
             save_expert(folder / name, seed)
         (folder / "mixture.yml").write_text(recipe, encoding="utf-8")
         merge_tools.compose("mixture.yml", "mixture")
-    if page == "adapters.md":
-        save_expert(folder / "llama-base", 0, tied=True)
-        base = LlamaForCausalLM.from_pretrained(folder / "llama-base")
-        get_peft_model(base, LoraConfig(task_type="CAUSAL_LM")).save_pretrained(folder / "adapters" / "law")
     if page.startswith("summarization"):
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMMARIES), encoding="utf-8")
         rows = [row | {"dataset": name} for row in SUMMARIES[::3] for name in ("papers", "clinic")]
@@ -280,38 +273,6 @@ def test_every_yaml_and_json_block_is_valid(page):
             merge_tools.read_recipe(yaml.safe_load(block))
     for block in blocks_of(page, "json"):
         json.loads(block)
-
-
-def messages() -> list[str]:
-    """All strings of the code, with a blank byte where a value is filled in."""
-    found = []
-    for package in ("keyphrase_tools", "merge_tools", "run_tools", "lexperts", "modeling_seke"):
-        for file in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.JoinedStr):
-                    parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
-                    found.append("".join(parts))
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    found.append(node.value)
-    return found
-
-
-def test_every_error_message_of_the_page_exists():
-    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    cells = [
-        row.split(" | ")[0]
-        for row in text.splitlines()
-        if row.startswith("| `") and not re.search(r"\(of (transformers|typer)\)", row)
-    ]
-    shown = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
-    known = messages()
-
-    def is_known(message: str) -> bool:
-        pattern = re.compile(".*".join(re.escape(part.strip()) for part in re.split(r"\.\.\.|NAME", message)), re.S)
-        return any(pattern.search(other) for other in known)
-
-    assert len(shown) > 30 and not is_known("This message does not exist")
-    assert [message for message in shown if not is_known(message)] == []
 
 
 def test_the_reference_lists_every_public_name():

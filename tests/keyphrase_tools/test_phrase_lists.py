@@ -26,10 +26,6 @@ LISTS = {
         {"id": i, "label": "KEY", "start_offset": a, "end_offset": b} for i, (a, b) in enumerate(SPANS)
     ],
     "spaCy": [{"start": a, "end": b, "label": "KEY"} for a, b in SPANS],
-    "Label Studio": [
-        {"value": {"start": a, "end": b, "text": TEXT[a:b], "labels": ["KEY"]}, "type": "labels"} for a, b in SPANS
-    ],
-    "Label Studio, short": [{"start": a, "end": b, "text": TEXT[a:b], "labels": ["KEY"]} for a, b in SPANS],
     "text": [{"text": phrase} for phrase in PHRASES],
     "phrase": [{"phrase": phrase, "score": 0.5} for phrase in PHRASES],
     "ours": [{"keyphrase": TEXT[a:b], "score": 0.5, "start": a, "end": b, "field": "text"} for a, b in SPANS],
@@ -42,11 +38,6 @@ LISTS = {
 ROWS = {name: {"text": TEXT, "keyphrases": value} for name, value in LISTS.items()} | {
     "doccano, label": {"id": 1, "text": TEXT, "label": LISTS["doccano"]},
     "doccano, entities": {"id": 1, "text": TEXT, "entities": LISTS["doccano with relations"], "relations": []},
-    "Label Studio, export": {
-        "id": 1,
-        "data": {"text": TEXT},
-        "annotations": [{"result": [*LISTS["Label Studio"], {"type": "choices", "value": {"choices": ["x"]}}]}] * 2,
-    },
     "Prodigy": {"text": TEXT, "spans": LISTS["spaCy"]},
     "spaCy, ents": {"text": TEXT, "ents": LISTS["spaCy"], "tokens": []},
     "spaCy, span groups": {"text": TEXT, "spans": {"keyphrases": LISTS["spaCy"]}},
@@ -134,8 +125,6 @@ def test_a_row_with_an_error_has_no_predictions(tmp_path):
         ({"text": TEXT}, "there is no 'keyphrases'; the columns are 'text'"),
         ({"text": TEXT, "label": 3}, "there is no 'keyphrases'; the columns are 'text', 'label'"),
         ({"keyphrases": PHRASES}, "there is no 'text'; the columns are 'keyphrases'"),
-        ({"data": {"a": "x", "b": "y"}, "annotations": [{"result": []}]}, "there is no 'text'"),
-        ({"text": TEXT, "annotations": ["x"]}, "annotations has 'x'"),
         ({"text": 5, "keyphrases": PHRASES}, "text=5 is not a text"),
         ({"text": [5], "keyphrases": PHRASES}, "text=[5] is not a text"),
     ],
@@ -152,7 +141,7 @@ def test_empty_phrases_stay_for_the_rules_of_the_reference():
 
 
 def test_a_json_file_may_hold_an_array_and_a_first_byte_order_mark(tmp_path):
-    rows = [ROWS["Label Studio, export"], ROWS["doccano, label"]]
+    rows = [ROWS["Prodigy"], ROWS["doccano, label"]]
     for content in (json.dumps(rows, indent=1).encode(), b"\xef\xbb\xbf" + json.dumps(rows).encode()):
         (tmp_path / "export.json").write_bytes(content)
         assert [row["keyphrases"] for row in read_labelled(tmp_path / "export.json")] == [PHRASES, PHRASES]

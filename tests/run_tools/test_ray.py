@@ -181,8 +181,6 @@ def test_without_ray_the_extra_is_named(monkeypatch, folder, source, tmp_path):
     assert done.exit_code == 2 and "pip install 'lexperts[ray]'" in done.stderr
     done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--workers", "2"])
     assert done.exit_code == 2 and "Add --engine ray" in done.stderr
-    done = CliRunner().invoke(app, ["extract", *paths, "--model", folder, "--engine", "spark"])
-    assert done.exit_code == 2 and "--engine 'spark' is not" in done.stderr
 
 
 def test_the_example_gives_what_the_command_gives(cluster, folder, tmp_path):
