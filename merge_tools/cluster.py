@@ -5,23 +5,23 @@ The prompt is embedded, without the definition, which is not known at inference.
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
+from tqdm import tqdm
 
 from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import did_you_mean
 
-from .embeddings import embed_texts
 from .errors import MergeError
 from .writer import new_folder
 
 METHODS = ("balanced", "kmeans", "tfidf", "random")
 TERMS = 12  # per cluster, at most
 ROUNDS = 100  # of balanced k-means, at most
+BLOCK = 1024  # texts per step of the progress bar
 
 
 def cluster(
@@ -35,26 +35,23 @@ def cluster(
 ) -> dict:
     """Splits rows of term, context and definition into clusters.
 
-    Writes the rows of each cluster with their `domain` (0.jsonl, 1.jsonl, ...) and the returned dict (clusters.json). With
-    an embedder also centroids.safetensors: `centroids` `(K, c)`, the means of unit vectors, for the key `centroids` of a
-    recipe; with them a mixture can route rows that it has not seen.
+    Writes the rows of each cluster with their `domain` (0.jsonl, 1.jsonl, ...), clusters.json (the returned dict), and with an embedder
+    centroids.safetensors: `centroids` `(K, c)`, the means of unit vectors, for the key `centroids` of a recipe.
 
     Args:
         data: JSON Lines files, or folders of them.
         out: output folder, which must not exist or be empty.
         k: number of clusters.
         method: "balanced" (k-means over embeddings, with sizes that differ by at most one), "kmeans" (over embeddings),
-            "tfidf" (k-means over TF-IDF) or "random".
-        embedder: name or folder of a sentence-transformers model, "minilm", an object with `.encode`, or a callable from
-            texts to vectors. Needed by "balanced" and "kmeans"; the other methods have no centroids without it.
-        seed: seed of the clustering and of the sample of the silhouette.
+            "tfidf" (k-means over TF-IDF) or "random". The last two have no centroids without an embedder.
+        embedder: as in `embed_texts`.
 
     Returns:
-        `method`, `names`, `sizes`, `rows`, `dropped` (number of incomplete rows), `terms` (those with the highest TF-IDF
-        per cluster); with an embedder also its name, and `silhouette` (on a sample, if it has rows of several clusters).
+        `method`, `names`, `sizes`, `rows`, `dropped` (number of incomplete rows), `terms` (those with the highest TF-IDF per cluster), and
+        the name of the `embedder`.
 
-    Raises a `MergeError` for invalid options, an output folder that is not empty, `OUT.partial` of another run, more
-    clusters than rows, an empty cluster, and embeddings that are not finite.
+    Raises:
+        MergeError: for an output that is not free, more clusters than rows, an empty cluster, and embeddings that are not finite.
     """
     if method not in METHODS:
         raise MergeError(f"Invalid method={method!r}.{did_you_mean(method, METHODS)}")
@@ -62,12 +59,12 @@ def cluster(
         raise MergeError(f"method={method!r} needs an embedder, for example sentence-transformers/all-MiniLM-L6-v2.")
     if find_spec("sklearn") is None:
         raise ImportError("Clustering needs scikit-learn. Install it with: pip install 'lexperts[cluster]'")
-    from sklearn.metrics import silhouette_score
-
     from modeling_lexicon.data_lexicon import format_prompt  # imports torch, which takes seconds
 
     with new_folder(out) as folder:
-        rows, dropped = read_rows(data)
+        given = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
+        files = [file for path in given for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
+        rows, dropped = load_definition_rows(files or given)
         if not 1 <= k <= len(rows):
             raise MergeError(f"k={k} is not between 1 and the number of rows, {len(rows):,}.")
         texts = [format_prompt(row["term"], row["context"]) for row in rows]
@@ -82,9 +79,6 @@ def cluster(
             name = result["embedder"] = embedder_name(embedder)
             centroids = {"centroids": compute_means(x, labels, k)}
             save_file(centroids, folder / "centroids.safetensors", {"embedder": name})
-            with suppress(ValueError):  # the sample has rows of one cluster only
-                score = silhouette_score(x, labels, sample_size=min(len(x), 5000), random_state=seed)
-                result["silhouette"] = float(score)
         for c in range(k):
             lines = [json.dumps({**rows[i], "domain": c}, ensure_ascii=False) for i in np.flatnonzero(labels == c)]
             (folder / f"{c}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -92,11 +86,26 @@ def cluster(
     return result
 
 
-def read_rows(data) -> tuple[list[dict], int]:
-    """Reads rows of definitions. Returns them, and the number of dropped rows."""
-    given = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
-    files = [file for path in given for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
-    return load_definition_rows(files or given)
+def embed_texts(texts: Sequence[str], embedder: str | Callable, *, progress: bool = True) -> np.ndarray:
+    """Embeds n texts, at least one, as unit vectors `(n, c)`, float32.
+
+    Args:
+        embedder: name or folder of a sentence-transformers model, "minilm", an object with `.encode`, or a callable from texts to vectors.
+
+    Raises a `MergeError` that names the text if a vector is zero or not finite.
+    """
+    from modeling_lexicon.generation_lexicon import load_embedder
+
+    encode, starts = load_embedder(embedder), range(0, len(texts), BLOCK)
+    starts = tqdm(starts, desc="embeddings", disable=None if progress else True)
+    vectors = np.concatenate([np.asarray(encode(list(texts[i : i + BLOCK])), dtype=np.float32) for i in starts])
+    if vectors.ndim != 2 or len(vectors) != len(texts):
+        raise MergeError(f"The embedder returned shape {vectors.shape} for {len(texts)} texts, not a vector for each.")
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
+    if len(bad):
+        raise MergeError(f"{len(bad)} embeddings are zero or not finite; the first is of {texts[bad[0]]!r:.100}.")
+    return vectors / norms
 
 
 def embedder_name(embedder) -> str:

@@ -127,6 +127,5 @@ def routing_tables(routings: Sequence[Routing]) -> Group:
 def cluster_table(result: dict[str, Any]) -> Group:
     """The result of `cluster`: size and terms of each cluster."""
     rows = zip(result["names"], result["sizes"], map(" ".join, result["terms"]), strict=True)
-    separation = f"; silhouette {result['silhouette']:.3f}" if "silhouette" in result else ""
-    more = Text(f"{result['rows']:,} rows, {result['dropped']:,} dropped{separation}")
+    more = Text(f"{result['rows']:,} rows, {result['dropped']:,} dropped")
     return Group(table(("cluster", "rows", "terms"), rows), more)

@@ -51,7 +51,7 @@ def test_every_row_is_written_once_and_a_seed_repeats_the_result(method, data, t
     for part, terms in zip(parts, result["terms"], strict=True):
         scenes = {row["context"].split()[-2] for row in part}
         assert "definition" not in terms and (method == "random" or (len(scenes) == 1 and scenes < {*terms}))
-    assert ("silhouette" in result) == (embedder is not None) == (tmp_path / "out" / "centroids.safetensors").exists()
+    assert ("embedder" in result) == (embedder is not None) == (tmp_path / "out" / "centroids.safetensors").exists()
     cluster(data, tmp_path / "again", k=2, method=method, embedder=embedder)
     for path in (tmp_path / "out").iterdir():
         assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()

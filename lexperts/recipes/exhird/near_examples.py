@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import load_file, save
 
 from keyphrase_tools.rows import full_text
-from merge_tools.embeddings import embed_texts
+from merge_tools.cluster import embed_texts
 from modeling_lexicon.generation_lexicon import load_embedder
 from run_tools.errors import UserError
 from run_tools.files import write_file

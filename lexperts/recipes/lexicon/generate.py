@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from merge_tools.embeddings import embed_texts
+from merge_tools.cluster import embed_texts
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_centroids
