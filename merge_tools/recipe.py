@@ -2,8 +2,10 @@
 weights are the default with `base_model` and prompts, and a key that is not supported is refused by name.
 """
 
-from collections import Counter
+import os
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field, fields
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,28 +22,20 @@ GateMode = Literal["random", "hidden", "cheap_embed", "ridge", "none"]
 Policy = Literal["token", "sequence_soft", "sequence_hard", "domain"]
 Format = Literal["auto", "lexicon", "mixtral", "qwen2_moe", "qwen3_moe", "flex_olmo"]
 TEXTS_OF = {"hidden": "positive_prompts", "cheap_embed": "positive_prompts", "ridge": "samples"}
-SAME = {("average", "linear"): "mean", ("gate_mode", "uniform_random"): "random"}  # names of mergekit
-WHOLE_MLPS = "Experts are whole MLPs in all layers."
-# What mergekit has and Lexperts does not -> what to do. A value of None, 0, 1 or [] of a key has no effect, and is accepted.
+# names of mergekit
+SAME = {
+    ("average", "linear"): "mean",
+    ("gate_mode", "uniform_random"): "random",
+    ("gate_mode", "hidden_last"): "hidden",
+}
+# What mergekit and mergoo have and Lexperts does not -> what to do. A value of None, 0, 1 or [] of a key has no effect, and is accepted.
 OTHER_KEYS = {
     "noise_scale": "Experts are copied byte by byte. Tune the gates after the merge to break symmetry.",
     "residual_scale": "Experts are copied byte by byte. Scale down_proj in the expert's checkpoint first.",
     "shared_experts": "Every expert is routed.",
     "tokenizer_source": "The base's tokenizer is written. Set base_model to the model that has it.",
     "density": "Merge with mergekit first, and give the result as base_model, with average: base.",
-    "router_layers": WHOLE_MLPS,
-    "router_layers_index": WHOLE_MLPS,
-    "attention": WHOLE_MLPS,
-    "include_base": "List the base as an expert: {source_model: BASE, name: base}.",
-    "weights": "Give each expert its weight.",
-    "allow": "Write tokenizer: base to accept experts with another vocabulary.",
-}
-OTHER_VALUES = {
-    **{("average", name): OTHER_KEYS["density"] for name in ("slerp", "ties", "dare", "dare_ties", "dare_linear")},
-    ("gate_mode", "hidden_avg"): "Use hidden.",
-    ("gate_mode", "hidden_last"): "Use hidden, which is the same.",
-    **{("gate_mode", name): "Use random." for name in ("zeros", "orthogonal", "anchor")},
-    **{("gate_mode", name): "Use ridge, with samples of each expert." for name in ("centroid", "router_input")},
+    "router_layers": "Experts are whole MLPs in all layers.",
 }
 ARCHITECTURES = {"mixtral": "mixtral", "qwen moe": "qwen2_moe", "qwen3 moe": "qwen3_moe"}  # mergekit's -> the format
 
@@ -76,18 +70,15 @@ class Recipe:
         routing_policy: "token" (default), "sequence_soft", "sequence_hard" or "domain".
         gate_mode: "random", "hidden", "cheap_embed", "ridge" or "none", see `gates`. Default: "hidden" for a recipe as mergekit-moe reads
             them, see `average`; "none" for the domain policy, to which any other mode adds a learned gate; otherwise "random".
-        gate_tokens: tokens of each expert's samples that `gate_mode: ridge` reads; default: 8 per dimension of the model. More give
-            better gates, in proportionally more time.
+        gate_tokens: tokens of each expert's samples that `gate_mode: ridge` reads; default: 8 per dimension of the model.
         experts_per_token: experts that the token policy selects per token (top-k), default 2.
         dtype: dtype of the output; default: the base model's.
         format: "auto", "lexicon", or the class of transformers for mixtures of such experts, which opens without this
             package: "mixtral", "qwen2_moe", "qwen3_moe" or "flex_olmo". "auto" is that class if it can represent the mixture.
         tokenizer: "base" accepts experts with another vocabulary; the base's tokenizer and embeddings are written.
-        centroids: safetensors file with the centroids of the experts' clusters, `(experts, size)`. They are saved with
-            the mixture for `assign_domains`.
+        centroids: safetensors file with the centroids of the experts' clusters, `(experts, size)`, saved for `assign_domains`.
         embedder: name of the sentence embedder that the centroids were computed with.
-        rank: stores the base's MLPs once, and of each expert its difference from them as two matrices of this rank per linear layer,
-            see `low_rank`. Default: experts are whole.
+        rank: stores experts as differences of this rank from the base's MLPs, see `low_rank`. Default: experts are whole.
         architecture: the name of the format in mergekit-moe, accepted if it is what is written anyway.
         seed: seed of random gates, and of the order in which samples are read.
     """
@@ -144,10 +135,11 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
     elif not isinstance(source, dict):
         folder = Path(source).parent
         source = read_yaml(source, kind="recipe", example="experts: [{source_model: PATH}, ...]")
-    if "experts" not in source and (
-        key := next((k for k in ("merge_method", "models", "slices") if k in source), None)
-    ):
-        raise MergeError(f"The recipe has {key}: it is one of mergekit-yaml, for a dense model. Run it with mergekit.")
+    dense = source.keys() & {"merge_method", "models", "slices"}
+    if dense and "experts" not in source:
+        raise MergeError(
+            f"The recipe has {min(dense)}: it is one of mergekit-yaml, for a dense model. Run it with mergekit."
+        )
     options = {**source, **changes}
     given = options.get("experts")
     if not isinstance(given, list | tuple) or len(given) < 2:
@@ -163,36 +155,24 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
 
 def read_keys(kind: type, where: str, options: dict[str, Any]) -> Any:
     """A recipe or an expert with these keys. Raises a `MergeError` for a key or a value that is not known, or of another type."""
-    known = {f.name: f for f in fields(kind)}
+    known = [f.name for f in fields(kind)]
     values: dict[str, Any] = {}
     for name, value in options.items():
-        if name in OTHER_KEYS:
-            if value not in (None, 0, 1, []):
-                raise MergeError(f"{name} in {where} is not supported. {OTHER_KEYS[name]}")
+        if name in OTHER_KEYS and value in (None, 0, 1, []):
             continue
         if name not in known:
-            raise MergeError(f"Unknown key {short_repr(name)} in {where}.{did_you_mean(str(name), known)}")
-        if value is None:
-            continue
-        if name.endswith("_prompts") and isinstance(value, str):
-            value = [value]
-        value = (
-            str(value)
-            if isinstance(value, Path)
-            else SAME.get((name, value), value)
-            if isinstance(value, str)
-            else value
-        )
-        if isinstance(value, str) and (way := OTHER_VALUES.get((name, value))):
-            raise MergeError(f"{name}: {value} is not supported. {way}")
-        if isinstance(value, str) and not value.strip():
-            raise MergeError(f"{name} in {where} is empty.")
-        values[name] = value
+            way = f" {OTHER_KEYS[name]}" if name in OTHER_KEYS else did_you_mean(str(name), known)
+            raise MergeError(f"Unknown key {short_repr(name)} in {where}.{way}")
+        if isinstance(value, str | Path):
+            value = SAME.get((name, str(value)), str(value))
+            if not value.strip():
+                raise MergeError(f"{name} in {where} is empty.")
+            value = [value] if name.endswith("_prompts") else value
+        if value is not None:
+            values[name] = value
     try:
         return kind(**values)
-    except TypeError as error:  # the only field without a default
-        raise MergeError(f"{where} has no source_model. Give the folder or the Hub id of its checkpoint.") from error
-    except StrictDataclassError as error:
+    except (TypeError, StrictDataclassError) as error:  # a TypeError for the only field without a default
         raise MergeError(f"{where}: {one_line(error)}") from error
 
 
@@ -201,20 +181,21 @@ def name_experts(experts: list[ExpertRecipe]) -> None:
 
     Raises a `MergeError` for two experts of one name, and for a name that is not safe in files and tables.
     """
-    unnamed = Counter(expert.source_model for expert in experts if not expert.name)
-    numbers: Counter[str] = Counter()
+    unnamed, numbers = (
+        [expert.source_model for expert in experts if not expert.name],
+        defaultdict[str, Any](lambda: count(1)),
+    )
     for expert in experts:
-        path = Path(expert.source_model)
+        origin = expert.source_model
         if not expert.name:
-            expert.name = (path if path.name not in ("", "..") else path.resolve()).name
-            if unnamed[expert.source_model] > 1:
-                numbers[expert.source_model] += 1
-                expert.name += f"-{numbers[expert.source_model]}"
+            expert.name = os.path.basename(os.path.abspath(origin))
+            if unnamed.count(origin) > 1:
+                expert.name += f"-{next(numbers[origin])}"
         if not expert.name.isprintable() or set(expert.name) & {"/", "\\"} or expert.name in ("", ".", ".."):
-            raise MergeError(f"{expert.name!r} is not usable as a name. Set the key name of {expert.source_model}.")
-    twice = [name for name, count in Counter(expert.name for expert in experts).items() if count > 1]
-    if twice:
-        raise MergeError(f"Two experts have the name {twice[0]!r}. Give one of them another with the key name.")
+            raise MergeError(f"{expert.name!r} is not usable as a name. Set the key name of {origin}.")
+    names = [expert.name for expert in experts]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise MergeError(f"Two experts have the name {twice!r}. Give one of them another with the key name.")
 
 
 def set_defaults(recipe: Recipe) -> None:
@@ -228,47 +209,36 @@ def set_defaults(recipe: Recipe) -> None:
 
 def check_values(recipe: Recipe) -> None:
     """Raises a `MergeError` for the first value that does not fit the others."""
-    count, k, mode, needed = (
-        len(recipe.experts),
-        recipe.experts_per_token,
-        recipe.gate_mode,
-        TEXTS_OF.get(recipe.gate_mode or ""),
-    )
+    weights, k, rank = [expert.weight for expert in recipe.experts], recipe.experts_per_token, recipe.rank
+    base, mode, policy, tokens = recipe.base_model, recipe.gate_mode, recipe.routing_policy, recipe.gate_tokens
+    needed = TEXTS_OF.get(mode or "")
     lacking = next((e.name for e in recipe.experts if needed and not getattr(e, needed)), None)
-    for problem, message in (
-        (not 1 <= k <= count, f"experts_per_token={k} must be 1 to {count}, the number of experts."),
-        (any(e.weight < 0 for e in recipe.experts), "weight must be at least 0."),
-        (not any(e.weight for e in recipe.experts), "weight is 0 for all experts."),
-        (recipe.average == "base" and not recipe.base_model, "average: base needs base_model, which has these weights."),
-        (recipe.rank is not None and recipe.rank < 1, f"rank={recipe.rank} must be at least 1."),
-        (recipe.rank and not recipe.base_model, f"rank: {recipe.rank} needs base_model, from which the experts differ."),
-        (recipe.seed < 0, f"seed={recipe.seed} must be at least 0."),
-        (lacking, f"gate_mode: {mode} needs {needed} for every expert; {lacking!r} has none. Add some, or use gate_mode: random."),
-        (
-            mode == "none" and recipe.routing_policy != "domain",
-            f"gate_mode: none is not possible with routing_policy: {recipe.routing_policy}. Use random.",
+    problems = {
+        f"experts_per_token={k} must be 1 to {len(weights)}, the number of experts.": not 1 <= k <= len(weights),
+        f"weight must be at least 0, and larger for one expert: {weights}.": min(weights) < 0 or not any(weights),
+        "average: base needs base_model, which has these weights.": recipe.average == "base" and not base,
+        f"rank: {rank} must be at least 1, and needs base_model.": rank is not None and (rank < 1 or not base),
+        f"seed={recipe.seed} must be at least 0.": recipe.seed < 0,
+        f"gate_mode: {mode} needs {needed}; {lacking!r} has none. Add some, or use gate_mode: random.": lacking,
+        f"gate_mode: none needs routing_policy: domain, not {policy}.": mode == "none" and policy != "domain",
+        f"gate_tokens={tokens} is for gate_mode: ridge.": tokens is not None and mode != "ridge",
+        f"gate_tokens={tokens} must be at least 1.": tokens is not None and tokens < 1,
+        f"format: {recipe.format} routes whole experts per token. Remove rank and routing_policy, or use format: lexicon.": (
+            recipe.format in MIXTURES and not recipe.is_stock
         ),
-        (
-            recipe.gate_tokens is not None and (mode != "ridge" or recipe.gate_tokens < 1),
-            f"gate_tokens={recipe.gate_tokens} must be at least 1, and is for gate_mode: ridge.",
-        ),
-        (
-            recipe.format in MIXTURES and not recipe.is_stock,
-            f"format: {recipe.format} routes whole experts per token. Remove rank and routing_policy, or use format: lexicon.",
-        ),
-    ):  # fmt: skip
-        if problem:
-            raise MergeError(message)
+    }
+    if problem := next((message for message, found in problems.items() if found), None):
+        raise MergeError(problem)
 
 
 def with_paths(recipe: Recipe, folder: Path | None) -> Recipe:
     """Resolves paths relative to the recipe's folder; those that do not exist there stay relative to the working directory."""
 
     def resolve(path: str | None) -> str | None:
-        if not path:
-            return path
-        expanded = expand_user(path)
-        return str(folder / expanded) if folder is not None and (folder / expanded).exists() else str(expanded)
+        expanded = expand_user(path) if path else None
+        if expanded and folder and (folder / expanded).exists():
+            return str(folder / expanded)
+        return str(expanded) if expanded else None
 
     recipe.base_model, recipe.centroids = resolve(recipe.base_model), resolve(recipe.centroids)
     for expert in recipe.experts:
