@@ -7,13 +7,9 @@ from typing import Any
 from .errors import MergeError
 from .families import FAMILIES, LEXICON, Family, MixtureClass
 from .recipe import Recipe
-from .sources import DTYPES, Source
+from .sources import CARRIED, DTYPES, Source
 from .writer import write_json
 
-CARRIED = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
-    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json",
-)  # fmt: skip
 NOT_CARRIED = {"model_type", "architectures", "transformers_version", "layer_types", "auto_map", "dtype"}
 AUTO_MAP = {
     "AutoConfig": "configuration_lexicon.LexiconConfig",

@@ -2,11 +2,12 @@
 
 import json
 import os
+import shutil
 import tempfile
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,14 +17,15 @@ from run_tools.pretrained import PACKAGED, unpacked
 
 from .errors import MergeError
 
-if TYPE_CHECKING:
-    from .low_rank import Factors
-
 Spec = tuple[str, tuple[int, ...]]  # dtype (safetensors' name) and shape of a tensor
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 INDEX = "model.safetensors.index.json"
 DOWNLOADED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "README.md"]
+CARRIED = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json",
+)  # fmt: skip
 # adapters with one of these begin from a base whose weights they have changed
 CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 MERGE_FIRST = "Merge it with peft first: model.merge_and_unload().save_pretrained(FOLDER)."
@@ -61,9 +63,11 @@ class Source:
                 for tensor in file.offset_keys():
                     part = file.get_slice(tensor)
                     self.specs[tensor], self._places[tensor] = (part.get_dtype(), tuple(part.get_shape())), path
-        if getattr(self.config, "quantization_config", None) or (bad := self._unusable()):
-            found = "quantization_config" if getattr(self.config, "quantization_config", None) else bad
-            raise MergeError(f"{name}: {folder} is quantised ({found}). Use the model in bfloat16, float16 or float32.")
+        found = ["quantization_config"] if getattr(self.config, "quantization_config", None) else []
+        if found := found + [
+            f"{tensor} is {dtype}" for tensor, (dtype, _) in self.specs.items() if dtype not in DTYPES
+        ]:
+            raise MergeError(f"{name}: {folder} is quantised ({found[0]}). Use it in bfloat16, float16 or float32.")
         self._drop_unused()
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -79,23 +83,18 @@ class Source:
         other.name = name
         return other
 
-    def factor(self, factors: "Factors", name: str, half: str) -> torch.Tensor:
-        """The factor A or B of a matrix, as an expert of low rank."""
+    def factor(self, factors: Any, name: str, half: str) -> torch.Tensor:
+        """The factor A or B of a matrix, as an expert of low rank. `factors`: a `low_rank.Factors`."""
         return factors.take(self, name, half)
-
-    def _unusable(self) -> str | None:
-        return next((f"{name} is {dtype}" for name, (dtype, _) in self.specs.items() if dtype not in DTYPES), None)
 
     def _drop_unused(self) -> None:
         """Forgets tensors that the model does not use. Raises a `MergeError` for an output layer that should be tied and differs."""
         head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
-        if self.config.tie_word_embeddings and {head, embeddings} <= self.specs.keys():
-            if not torch.equal(self[head], self[embeddings]):
-                raise MergeError(
-                    f"{self.name}: lm_head.weight differs from the embeddings, but tie_word_embeddings is true. Set it to false."
-                )
-            del self.specs[head]
-        for name in [name for name in self.specs if name.endswith("rotary_emb.inv_freq")]:
+        tied = self.config.tie_word_embeddings and {head, embeddings} <= self.specs.keys()
+        if tied and not torch.equal(self[head], self[embeddings]):
+            raise MergeError(f"{self.name}: tie_word_embeddings is true, but {head} differs from the embeddings.")
+        unused = [name for name in self.specs if name.endswith("rotary_emb.inv_freq")]
+        for name in [*unused, head] if tied else unused:
             del self.specs[name]
 
 
@@ -111,8 +110,6 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises a `MergeError` that names the file if it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise MergeError(f"{path} does not exist. Give the folder of a complete checkpoint.") from error
     except (ValueError, OSError) as error:
         raise MergeError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
@@ -182,9 +179,7 @@ def locate(origin: str) -> Path:
         return unpacked(origin)
     model, _, revision = origin.partition("@")
     if path.is_file() or model.count("/") != 1 or origin.startswith((".", "/", "~")):
-        near = (
-            closest(path.name, [p.name for p in path.parent.iterdir() if p.is_dir()]) if path.parent.is_dir() else None
-        )
+        near = closest(path.name, [folder.name for folder in path.parent.glob("*/")])
         hint = f" Did you mean {str(path.with_name(near))!r}?" if near else " Give a folder or a Hub id."
         raise MergeError(f"The folder {origin!r:.300} does not exist.{hint}")
     from huggingface_hub import snapshot_download
@@ -192,9 +187,7 @@ def locate(origin: str) -> Path:
     try:
         return Path(snapshot_download(model, revision=revision or None, allow_patterns=DOWNLOADED))
     except Exception as error:  # HTTP errors, offline mode, a full disk, ...
-        raise MergeError(
-            f"{origin!r} is no folder, and cannot be downloaded from the Hub ({type(error).__name__}). Check the spelling."
-        ) from error
+        raise MergeError(f"{origin!r} cannot be downloaded from the Hub: {one_line(error):.300}") from error
 
 
 def find_base(adapter: Path, base_model: str | None) -> Path:
@@ -203,10 +196,8 @@ def find_base(adapter: Path, base_model: str | None) -> Path:
     Raises a `MergeError` if there is none.
     """
     config = read_json(adapter / "adapter_config.json")
-    named = config.get("base_model_name_or_path")
-    if not isinstance(named, str) or not named:
-        if base_model:
-            return locate(base_model)
+    named = config.get("base_model_name_or_path") or base_model
+    if not named:
         raise MergeError(f"{adapter} is an adapter that names no base. Set base_model in the recipe.")
     for folder in (adapter.parent / named, expand_user(named)):
         if folder.is_dir():
@@ -229,9 +220,7 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
     config = read_json(folder / "adapter_config.json")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(CHANGED_BASE):
-        raise MergeError(
-            f"{name}: {folder} was initialised by {start}, which changes the weights of its base. {MERGE_FIRST}"
-        )
+        raise MergeError(f"{name}: {folder} was initialised by {start}, which changes its base. {MERGE_FIRST}")
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
@@ -242,19 +231,13 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", trust_remote_code=False, use_safetensors=True)
         with_adapter = PeftModel.from_pretrained(model, folder)
         if unused := stored ^ set(get_peft_model_state_dict(with_adapter)):
-            raise MergeError(
-                f"{min(unused)!r} is not both in the adapter's file and in the model that its settings give"
-            )
+            raise MergeError(f"{min(unused)!r} is only in its file, or only in the model that its settings give")
         with_adapter.merge_and_unload(safe_merge=True).save_pretrained(scratch.name)
     except Exception as error:  # whatever peft and transformers raise
         scratch.cleanup()
-        raise MergeError(
-            f"{name}: the adapter {folder} cannot be merged into {base}: {one_line(error):.300}"
-        ) from error
-    for path in (p for place in (base, folder) for p in sorted(place.iterdir())):  # the adapter's own come last
-        if path.suffix in (".json", ".model", ".txt", ".jinja") and not path.name.startswith(
-            ("config", "adapter", "model.s")
-        ):
-            Path(scratch.name, path.name).write_bytes(path.read_bytes())
+        raise MergeError(f"{name}: {folder} cannot be merged into {base}: {one_line(error):.300}") from error
+    for path in (place / name for place in (base, folder) for name in CARRIED):  # the adapter's own come last
+        if path.is_file():
+            shutil.copyfile(path, Path(scratch.name, path.name))
     changes_mlp = any(".mlp." in tensor for tensor in stored)
     return Source(name, origin, Path(scratch.name), Adapter(folder, base, changes_mlp, scratch))

@@ -99,7 +99,7 @@ FILES = {
     ),
     "a Git LFS pointer": (lambda f: (f / "model.safetensors").write_text("version https://git-lfs"), "cannot be read"),
     "two sets of weights": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "has both"),
-    "no configuration": (lambda f: (f / "config.json").unlink(), "config.json does not exist"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
     "a broken configuration": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
     "no folder": (lambda f: f.rename(f.with_name("shops")), "Did you mean"),
     "a broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer cannot be opened"),
