@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from run_tools.errors import one_line
 from .errors import MergeError
 from .families import FAMILIES, LEXICON, MLP, MixtureClass, family_of
 from .recipe import ARCHITECTURES, Recipe
-from .sources import Source
+from .sources import Source, read_tokenizer
 
 # fields of a configuration without an effect on what a model computes, or that tensor shapes show
 WITHOUT_EFFECT = {
@@ -19,6 +18,7 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 REPORTED = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")  # the base's are written
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # parts of a tokenizer that decide which ids a text gets
 TOKENIZER_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer")
 
@@ -30,18 +30,16 @@ def check_sources(recipe: Recipe, base: Source, experts: list[Source]) -> list[s
         MergeError: for the first that cannot be merged. The message names it.
     """
     check_base(base)
-    warnings, tokenizer = [], None
+    warnings = []
     for expert in experts:
         if expert.folder == base.folder:
             continue
         warnings += compare_configs(base, expert)
         compare_tensors(recipe, base, expert)
         if recipe.tokenizer is None:
-            tokenizer = tokenizer or read_tokenizer(base.folder)
-            compare_tokenizers(base, tokenizer, expert)
+            compare_tokenizers(base, expert)
         if chat_template(expert.folder) != chat_template(base.folder):
             warnings.append(f"{expert.name} has another chat template than {base.name}, whose tokenizer is written.")
-    for expert in experts:
         if expert.adapter and not expert.adapter.changes_mlp:
             lost = " Its changes are lost with average: base." if recipe.average == "base" else ""
             warnings.append(f"{expert.name}: its adapter changes no MLP, so routing to it has no effect.{lost}")
@@ -56,9 +54,7 @@ def check_base(base: Source) -> None:
     allowed = {**family.refused, "layer_types": (None, ["full_attention"] * base.config.num_hidden_layers)}
     for key, values in allowed.items():
         if (value := getattr(base.config, key, values[0])) not in values:
-            raise MergeError(
-                f"{base.name}: {key}={value!r:.60} is not supported by the mixture of a {family.model_type}."
-            )
+            raise MergeError(f"{base.name}: the mixture of a {family.model_type} cannot have {key}={value!r:.60}.")
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(base.config)
@@ -69,9 +65,7 @@ def check_base(base: Source) -> None:
         expected.pop("lm_head.weight", None)
     compare_shapes(base, {name: shape for name, (_, shape) in base.specs.items()}, expected, "its config.json requires")
     if others := [name for name in base.specs if ".mlp." in name and not MLP.fullmatch(name)]:
-        raise MergeError(
-            f"{base.name}: {others[0]} cannot be routed: an expert's MLP has three matrices and no biases."
-        )
+        raise MergeError(f"{base.name}: {others[0]} cannot be routed: experts have three matrices and no biases.")
 
 
 def compare_configs(base: Source, expert: Source) -> list[str]:
@@ -112,32 +106,18 @@ def compare_shapes(source: Source, found: dict[str, tuple], expected: dict[str, 
         raise MergeError(f"{source.name}: {name} is {shapes[0]} in {source.folder}, but {says} {shapes[1]}.")
 
 
-def read_tokenizer(folder: Path) -> dict[str, Any] | None:
-    """What decides which ids a text gets; `None` for a folder without a tokenizer. Raises a `MergeError` if it cannot be opened."""
-    from transformers import AutoTokenizer
-
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        return None
-    try:
-        content = json.loads(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str())
-    except Exception as error:  # tokenizers raises a bare Exception for JSON that is not a tokenizer
-        raise MergeError(f"{folder}: its tokenizer cannot be opened: {one_line(error):.300}") from error
-    return {part: content.get(part) for part in TOKENIZER_PARTS}
-
-
-def compare_tokenizers(base: Source, ours: dict[str, Any] | None, expert: Source) -> None:
+def compare_tokenizers(base: Source, expert: Source) -> None:
     """Raises a `MergeError` if the expert's tokenizer gives a text other ids than the base's. A tokenizer that is missing is not compared."""
-    files = [source.folder / "tokenizer.json" for source in (base, expert)]
-    if all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes():
+    files = [source.folder / name for name in TOKENIZER_FILES for source in (base, expert)]
+    contents = [file.read_bytes() if file.is_file() else b"" for file in files]
+    if contents[::2] == contents[1::2] or not any(contents[::2]) or not any(contents[1::2]):
         return
-    theirs = read_tokenizer(expert.folder)
-    if ours is None or theirs is None or ours == theirs:
-        return
-    part = next(part for part in TOKENIZER_PARTS if ours[part] != theirs[part])
-    raise MergeError(
-        f"{expert.name}: its tokenizer differs from that of {base.name} in {part}, so that texts have other ids. To write that of "
-        f"{base.name} anyway, write tokenizer: base."
-    )
+    ours, theirs = (read_tokenizer(source.folder)[1] for source in (base, expert))
+    if part := next((part for part in TOKENIZER_PARTS if ours.get(part) != theirs.get(part)), None):
+        raise MergeError(
+            f"{expert.name}: its tokenizer differs from that of {base.name} in {part}, so that texts have other ids. To write that of "
+            f"{base.name} anyway, write tokenizer: base."
+        )
 
 
 def chat_template(folder: Path) -> str | None:
@@ -155,12 +135,9 @@ def mixture_class(recipe: Recipe, base: Source) -> MixtureClass:
     biases = not stock.attention_biases and any(name.endswith("_proj.bias") for name in base.specs)
     if wanted == "auto":
         wanted = stock.model_type if recipe.is_stock and not biases else "lexicon"
-    if recipe.architecture and not any(
-        ours == wanted for name, ours in ARCHITECTURES.items() if name.startswith(recipe.architecture.lower())
-    ):
-        raise MergeError(
-            f"architecture: {recipe.architecture} is not the format of this mixture, which is {wanted}. Remove it."
-        )
+    named = recipe.architecture
+    if named and not any(n.startswith(named.lower()) and ours == wanted for n, ours in ARCHITECTURES.items()):
+        raise MergeError(f"architecture: {named} is not the format of this mixture, which is {wanted}. Remove it.")
     if wanted not in (stock.model_type, "lexicon"):
         raise MergeError(f"format: {wanted} is not the mixture of a {family.model_type}. Use {stock.model_type}.")
     if wanted == "lexicon":
@@ -178,8 +155,6 @@ def check_lexicon(base: Source) -> None:
     family = FAMILIES[base.config.model_type]
     able = [name for name, other in FAMILIES.items() if other.lexicon is not None]
     if family.lexicon is None:
-        raise MergeError(
-            f"{base.name}: format: lexicon cannot represent a {family.model_type}, only {', '.join(able)}."
-        )
+        raise MergeError(f"{base.name}: lexicon cannot represent a {family.model_type}, only {', '.join(able)}.")
     if window := getattr(base.config, "sliding_window", None):
         raise MergeError(f"{base.name}: format: lexicon has full attention, but sliding_window is {window}.")

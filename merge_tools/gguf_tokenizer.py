@@ -4,7 +4,6 @@ Both are read from the backend of transformers' tokenizer, so that the file has 
 normalizers or pre-tokenizers: what it cannot reproduce is refused.
 """
 
-import json
 import logging
 import re
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any
 
 import gguf
 
-from run_tools.errors import one_line
-
 from .errors import MergeError
+from .sources import read_tokenizer
 
 SPACE = "▁"  # a space in SentencePiece's tokens
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -39,13 +37,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
 
     Raises a `MergeError` if the folder has no tokenizer, or llama.cpp cannot represent it.
     """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        content = json.loads(tokenizer.backend_tokenizer.to_str())
-    except Exception as error:  # tokenizers raises a bare Exception for JSON that is not a tokenizer
-        raise MergeError(f"{folder} has no tokenizer that can be opened: {one_line(error):.300}") from error
+    tokenizer, content = read_tokenizer(folder)
     model = content["model"]
     if model["type"] != "BPE" or model.get("dropout"):
         raise unsupported(f"is a {model['type']} model" if model["type"] != "BPE" else "drops merges at random")
@@ -123,9 +115,7 @@ def list_tokens(model: dict[str, Any], added: dict[int, dict], rows: int) -> tup
     """The tokens by id, and their kinds. Raises a `MergeError` for more ids than rows."""
     texts = {i: text for text, i in model["vocab"].items()} | {i: token["content"] for i, token in added.items()}
     if max(texts) >= rows:
-        raise MergeError(
-            f"The tokenizer has ids up to {max(texts)}, but the embeddings have {rows} rows. Copy it again."
-        )
+        raise MergeError(f"The tokenizer has ids up to {max(texts)}, but the embeddings have {rows} rows.")
     kinds, fallback = gguf.TokenType, model.get("byte_fallback")
     tokens, types = [texts.get(i, f"[PAD{i}]") for i in range(rows)], [kinds.UNUSED] * rows
     for i, text in texts.items():

@@ -128,6 +128,17 @@ def open_config(folder: Path):
         raise MergeError(f"{folder / 'config.json'}: {one_line(error):.400}") from error
 
 
+def read_tokenizer(folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The tokenizer in a folder, and its backend as JSON. Raises a `MergeError` if it cannot be opened."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return tokenizer, json.loads(tokenizer.backend_tokenizer.to_str())
+    except Exception as error:  # tokenizers raises a bare Exception for JSON that is not a tokenizer
+        raise MergeError(f"{folder} has no tokenizer that can be opened: {one_line(error):.300}") from error
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint. Raises a `MergeError` if there are none, or one is missing."""
     index, single = folder / INDEX, folder / "model.safetensors"

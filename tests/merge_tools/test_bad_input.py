@@ -102,7 +102,7 @@ FILES = {
     "no configuration": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
     "a broken configuration": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
     "no folder": (lambda f: f.rename(f.with_name("shops")), "Did you mean"),
-    "a broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer cannot be opened"),
+    "a broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer that can be opened"),
 }
 
 
