@@ -1,18 +1,20 @@
 """What a mixture keeps of its experts: the loss of base, experts and mixture on texts of each domain."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.model_options import gpu_or_cpu
 
 from .errors import MergeError
-from .losses import Windows, cut_domains, nats_of_texts, tokens_of_texts
 from .mixture import Mixture
 from .texts import read_domain
 
@@ -21,6 +23,8 @@ RESAMPLES = 1000
 INTERVAL = (2.5, 97.5)  # percentiles of the resampled values
 SEED = 0
 DIGITS = 4
+BATCH_TOKENS = 4096  # of a forward pass, with padding
+Windows = list[list[int]]  # token ids of pieces of a text
 
 
 @dataclass
@@ -89,10 +93,9 @@ def evaluate(
     Args:
         mixture: a mixture of Lexperts.
         domains: name of a domain -> a `.jsonl` file (rows with `text`, or with `term`, `context` and `definition`) or a `.txt` file
-            with one text per line, none of which an expert was trained on. A domain with the name of an expert is that
-            expert's own.
+            with one text per line, none of which an expert was trained on. A domain with the name of an expert is its own.
         max_length: tokens of a window, at most those of the mixture's context; longer texts are cut into windows.
-        max_texts: different texts of a domain that are read, spread evenly over its file; every model reads each of them.
+        max_texts: different texts of a domain that are read, spread evenly over its file.
         sources: name of an expert, or "base" -> the folder where it is now, for those that were moved.
         device: such as "cuda"; by default a GPU if there is one.
 
@@ -105,8 +108,6 @@ def evaluate(
     Raises:
         MergeError: if a model or a file cannot be read, or a loss is not finite.
     """
-    if not domains:
-        raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
     opened = Mixture(mixture, sources)
     if not opened.gates():
         raise MergeError(f"{opened.folder} has no gate. Compose it with another gate_mode than none.")
@@ -141,3 +142,60 @@ def losses_of(folder: Path, windows: Mapping[str, list[Windows]], device: str) -
 
     model = open_model(AutoModelForCausalLM, folder).to(device)
     return {domain: nats_of_texts(model, own) for domain, own in windows.items()}
+
+
+def cut_domains(tokenizer, texts: Mapping[str, list[str]], max_length: int) -> dict[str, list[Windows]]:
+    """Name of a domain -> its texts, each as windows of at most `max_length` tokens.
+
+    Windows of one token are left out, because nothing is predicted from them, and so are texts without longer ones. Raises a
+    `MergeError` for no domain, and for one without texts that are left.
+    """
+    if not texts:
+        raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
+    found = {}
+    for name, own in texts.items():
+        ids = [tokenizer(text.strip(), verbose=False)["input_ids"] for text in own]
+        windows = [[text[i : i + max_length] for i in range(0, len(text), max_length)] for text in ids]
+        found[name] = [kept for text in windows if (kept := [window for window in text if len(window) > 1])]
+        if not found[name]:
+            raise MergeError(f"The texts of the domain {name!r} are too short to predict anything. Give longer ones.")
+    return found
+
+
+def pad(windows: Windows) -> dict[str, torch.Tensor]:
+    """A batch of windows, padded on the right; labels are the ids, without a loss on padding."""
+    width = max(map(len, windows))
+    mask = torch.tensor([[1] * len(window) + [0] * (width - len(window)) for window in windows])
+    ids = torch.tensor([window + [0] * (width - len(window)) for window in windows])
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+@torch.no_grad()
+def nats_of_texts(model, texts: list[Windows]) -> np.ndarray:
+    """(N,): the negative log-likelihood of each text, summed over all tokens of its windows but the first of each."""
+    model.eval()
+    nats = np.zeros(len(texts))
+    left = sorted(((window, i) for i, text in enumerate(texts) for window in text), key=lambda pair: -len(pair[0]))
+    while left:
+        count = max(BATCH_TOKENS // len(left[0][0]), 1)
+        chosen, left = left[:count], left[count:]
+        batch = {name: tensor.to(model.device) for name, tensor in pad([window for window, _ in chosen]).items()}
+        labels = batch.pop("labels")[:, 1:]
+        logits = model(**batch, use_cache=False).logits[:, :-1]
+        for (_, i), row, own in zip(chosen, logits, labels, strict=True):
+            nats[i] += cross_entropy(row.float(), own, reduction="sum").item()
+    if not np.isfinite(nats).all():
+        raise MergeError(f"A loss of {model.name_or_path} is not finite. Use an earlier checkpoint.")
+    return nats
+
+
+def tokens_of_texts(texts: list[Windows]) -> np.ndarray:
+    """(N,): the number of predicted tokens of each text."""
+    return np.array([sum(len(window) - 1 for window in text) for text in texts])
+
+
+def perplexities(model, domains: Mapping[str, list[Windows]]) -> dict[str, float]:
+    """Perplexity of the texts of each domain, and of all of them together."""
+    sums = {name: (nats_of_texts(model, own).sum(), tokens_of_texts(own).sum()) for name, own in domains.items()}
+    sums["all"] = np.sum(list(sums.values()), axis=0)
+    return {name: math.exp(min(nats / tokens, 700)) for name, (nats, tokens) in sums.items()}

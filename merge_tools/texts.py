@@ -34,8 +34,8 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
         for where, row in rows_of_file(path, '{"text": "..."}'):
             try:
                 text = text_of_row(row)
-            except (KeyError, AttributeError, TypeError) as error:
-                raise MergeError(f"{where} has no text: {short_repr(row)}") from error
+            except (KeyError, AttributeError, TypeError):
+                text = None
             if not isinstance(text, str) or not text.strip():
                 raise MergeError(f"{where} has no text: {short_repr(row)}")
             texts.append(text)
@@ -52,9 +52,7 @@ def read_different(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any
 
 def read_samples(path: str | Path) -> list[str]:
     """The different texts of an expert's samples: `text`, `prompt`, or the prompt for `term` and `context`."""
-    return read_different(
-        path, lambda row: next((row[k] for k in ("text", "prompt") if row.get(k)), None) or prompt_of(row)
-    )
+    return read_different(path, lambda row: row.get("text") or row.get("prompt") or prompt_of(row))
 
 
 def read_domain(path: str | Path) -> list[str]:

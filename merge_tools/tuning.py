@@ -3,16 +3,17 @@
 import math
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from run_tools.errors import expand_user
 from run_tools.model_options import gpu_or_cpu
@@ -21,8 +22,8 @@ from .card import write_card
 from .compose import summarize
 from .edit import edited_record
 from .errors import MergeError
+from .evaluation import Windows, cut_domains, pad, perplexities, spread
 from .gate_statistics import FOLDER
-from .losses import Windows, cut_domains, pad, perplexities
 from .mixture import Mixture
 from .record import RECORD, write_record
 from .routing import GATE, gates_of, open_mixture
@@ -30,7 +31,7 @@ from .sources import INDEX, Source
 from .texts import read_domain
 from .writer import Item, new_folder, write_tensors
 
-FEW, MOST = 5, 200  # held-out texts of a domain: fewer show little; more would take minutes
+MOST = 200  # held-out texts of a domain: more would take minutes
 CARRIED = (".json", ".jinja", ".model", ".txt", ".md", ".py")
 
 
@@ -58,14 +59,12 @@ def tune(
         device: such as "cpu"; by default a GPU if there is one.
 
     Returns:
-        `out`, `steps`, `seconds` of training, `trained` parameters, `warnings`, and `perplexity`: for each domain and `all`
-        tokens together the number of held-out `texts`, and perplexity `before` and `after`.
+        `out`, `steps`, `seconds` of training, `trained` parameters, and `perplexity`: for each domain and `all` tokens together the
+        number of held-out `texts`, and perplexity `before` and `after`.
 
     Raises:
         MergeError: if the mixture has no gates to train, a file cannot be read, a loss is not finite, or `out` is not free.
     """
-    if not domains:
-        raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
     folder, splits = expand_user(mixture), {name: split_texts(path, holdout) for name, path in domains.items()}
     with new_folder(out) as writing:
         model, tokenizer, _ = open_mixture(folder, dtype=torch.float32)
@@ -86,11 +85,8 @@ def tune(
             record = edited_record(old, old.recipe, out) | {"tuned": tuned}
             write_record(writing, record)
             write_card(writing, record, summarize(old.recipe, old.kind, items))
-    few = [f"{name} has {len(own)} held-out texts, which show little." for name, own in test.items() if len(own) < FEW]
-    return {
-        "out": str(out), "steps": steps, "seconds": seconds, "trained": sum(gate.numel() for gate in gates.values()),
-        "perplexity": table, "warnings": few,
-    }  # fmt: skip
+    trained = sum(gate.numel() for gate in gates.values())
+    return {"out": str(out), "steps": steps, "seconds": seconds, "trained": trained, "perplexity": table}
 
 
 def split_texts(path: str | Path, holdout: float) -> tuple[list[str], list[str]]:
@@ -98,9 +94,9 @@ def split_texts(path: str | Path, holdout: float) -> tuple[list[str], list[str]]
     texts = read_domain(path)
     if len(texts) < 2:
         raise MergeError(f"{path} has one text. Give at least 2: one to train on, one to measure with.")
-    count = max(1, min(round(len(texts) * holdout), MOST, len(texts) - 1))
-    held_out = {(2 * i + 1) * len(texts) // (2 * count) for i in range(count)}
-    return [t for i, t in enumerate(texts) if i not in held_out], [texts[i] for i in sorted(held_out)]
+    held_out = spread(texts, max(1, min(round(len(texts) * holdout), MOST, len(texts) - 1)))
+    chosen = set(held_out)
+    return [text for text in texts if text not in chosen], held_out
 
 
 def freeze_all_but_gates(model) -> dict[int, torch.nn.Parameter]:
@@ -119,13 +115,7 @@ def freeze_all_but_gates(model) -> dict[int, torch.nn.Parameter]:
 
 def train_gates(model, domains: list[Windows], steps: int, learning_rate: float, batch_size: int, seed: int) -> None:
     """Trains what is not frozen on a window of each domain in turn. Raises a `MergeError` if a loss is not finite."""
-    from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
-
-    class Bar(TrainerCallback):
-        bar = tqdm(total=steps, desc="tuning", unit="step", disable=None)
-
-        def on_step_end(self, args, state, control, **_):
-            self.bar.update()
+    from transformers import Trainer, TrainingArguments
 
     turns = cycle(cycle(random.Random(seed).sample(windows, len(windows))) for windows in domains)
     rows = [next(next(turns)) for _ in range(steps * batch_size)]
@@ -134,12 +124,13 @@ def train_gates(model, domains: list[Windows], steps: int, learning_rate: float,
             scratch, max_steps=steps, learning_rate=learning_rate, per_device_train_batch_size=batch_size, seed=seed,
             lr_scheduler_type="cosine", warmup_steps=steps // 20, weight_decay=0, adam_beta2=0.95,
             use_cpu=model.device.type == "cpu", train_sampling_strategy="sequential", remove_unused_columns=False,
-            save_strategy="no", logging_strategy="no", logging_nan_inf_filter=False, report_to="none", disable_tqdm=True,
+            save_strategy="no", logging_strategy="no", logging_nan_inf_filter=False, report_to="none",
+            disable_tqdm=not sys.stderr.isatty(),
         )  # fmt: skip
-        trainer = Trainer(model, arguments, train_dataset=rows, data_collator=pad, callbacks=[Bar()])
-        trainer.remove_callback(PrinterCallback)  # it prints to stdout
-        if not math.isfinite(loss := trainer.train().training_loss):
-            raise MergeError(f"The mean loss is {loss} with learning_rate={learning_rate}. Use a smaller one.")
+        with redirect_stdout(sys.stderr):  # where the Trainer prints
+            loss = Trainer(model, arguments, train_dataset=rows, data_collator=pad).train().training_loss
+    if not math.isfinite(loss):
+        raise MergeError(f"The mean loss is {loss} with learning_rate={learning_rate}. Use a smaller one.")
 
 
 def copy_files(source: Source, gates: Mapping[int, torch.Tensor], folder: Path) -> list[Item]:
