@@ -48,24 +48,32 @@ def check_sources(recipe: Recipe, base: Source, experts: list[Source]) -> list[s
 
 def check_base(base: Source) -> None:
     """Checks that the base is of a supported family, whose mixture can represent it, and has every tensor in its shape."""
-    from transformers import AutoModelForCausalLM
-
     family = FAMILIES[base.config.model_type]
     allowed = {**family.refused, "layer_types": (None, ["full_attention"] * base.config.num_hidden_layers)}
     for key, values in allowed.items():
         if (value := getattr(base.config, key, values[0])) not in values:
             raise MergeError(f"{base.name}: the mixture of a {family.model_type} cannot have {key}={value!r:.60}.")
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(base.config)
-    except Exception as error:  # whatever transformers raises for an invalid value
-        raise MergeError(f"{base.name}: transformers cannot open its config.json: {one_line(error):.300}") from error
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    if base.config.tie_word_embeddings:
-        expected.pop("lm_head.weight", None)
-    compare_shapes(base, {name: shape for name, (_, shape) in base.specs.items()}, expected, "its config.json requires")
+    check_complete(base)
     if others := [name for name in base.specs if ".mlp." in name and not MLP.fullmatch(name)]:
         raise MergeError(f"{base.name}: {others[0]} cannot be routed: experts have three matrices and no biases.")
+
+
+def check_complete(source: Source) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors of a model as transformers saves them. Raises a `MergeError` if the source does not have exactly these."""
+    from transformers import AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(source.config)
+    except Exception as error:  # whatever transformers raises for an invalid value
+        raise MergeError(f"{source.name}: transformers cannot open its config.json: {one_line(error):.300}") from error
+    stored = revert_weight_conversion(model, model.state_dict())
+    expected = {name: tuple(value.shape) for name, value in stored.items()}
+    if source.config.tie_word_embeddings:
+        expected.pop("lm_head.weight", None)
+    compare_shapes(source, {n: s for n, (_, s) in source.specs.items()}, expected, "its config.json requires")
+    return expected
 
 
 def compare_configs(base: Source, expert: Source) -> list[str]:

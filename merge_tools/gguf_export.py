@@ -19,7 +19,7 @@ except ImportError as error:
 
 from run_tools.errors import expand_user
 
-from .check import compare_shapes
+from .check import check_complete
 from .errors import MergeError
 from .families import MIXTURES, MixtureClass
 from .gguf_tokenizer import add_tokenizer
@@ -47,7 +47,6 @@ def export_gguf(mixture: str | Path, out: str | Path) -> dict[str, Any]:
     check_config(source, kind)
     size = getattr(source.config, "head_dim", None) or source.config.hidden_size // source.config.num_attention_heads
     items, types = gguf_items(source, kind, size), gguf.GGMLQuantizationType
-    total = sum(item.nbytes for item in items)
     with new_folder(out, keep=False) as scratch:
         path = scratch / out.name
         with closing(gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[kind.gguf]])) as writer:
@@ -58,20 +57,20 @@ def export_gguf(mixture: str | Path, out: str | Path) -> dict[str, Any]:
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            with tqdm(total=total, unit="B", unit_scale=True, desc="writing", disable=None) as bar:
+            with tqdm(
+                total=sum(i.nbytes for i in items), unit="B", unit_scale=True, desc="writing", disable=None
+            ) as bar:
                 for item in items:
                     writer.write_tensor_data(raw_bits(item.value()))
                     bar.update(item.nbytes)
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
         if os.path.lexists(out):
             raise MergeError(f"{out} was created by another program. Choose another file.")
         os.rename(path, out)
     window, warnings = getattr(source.config, "sliding_window", None), []
     if window and window < source.config.max_position_embeddings:
         warnings = [f"llama.cpp ignores sliding_window: texts of more than {window} tokens give other results."]
-    written = {"out": str(out), "tensors": len(items), "bytes": out.stat().st_size, "architecture": kind.gguf}
-    return written | {"warnings": warnings}
+    summary = {"out": str(out), "tensors": len(items), "bytes": out.stat().st_size, "architecture": kind.gguf}
+    return summary | {"warnings": warnings}
 
 
 def check_config(source: Source, kind: MixtureClass) -> None:
@@ -91,29 +90,16 @@ def check_config(source: Source, kind: MixtureClass) -> None:
         raise MergeError(f"{source.folder}: llama.cpp cannot represent a {kind.model_type} with {problem}.")
 
 
-def stored_shapes(source: Source) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors of a mixture as transformers saves them, which are those that it must have."""
-    from transformers import AutoModelForCausalLM
-    from transformers.core_model_loading import dot_natural_key, revert_weight_conversion
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(source.config)
-    stored = revert_weight_conversion(model, model.state_dict())
-    if source.config.tie_word_embeddings:
-        del stored["lm_head.weight"]
-    shapes = {name: tuple(stored[name].shape) for name in sorted(stored, key=dot_natural_key)}
-    compare_shapes(source, {n: s for n, (_, s) in source.specs.items()}, shapes, "its config.json requires")
-    return shapes
-
-
 def gguf_items(source: Source, kind: MixtureClass, size: int) -> list[Item]:
     """The tensors of the file: one of all experts for each linear layer, and no shared expert, which must be zero.
 
     Raises a `MergeError` if one is missing, has another shape or dtype, or has no counterpart in llama.cpp.
     """
+    from transformers.core_model_loading import dot_natural_key
+
     names, items = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.gguf], source.config.num_hidden_layers), list[Item]()
-    shapes, parts = stored_shapes(source), dict[str, list[str]]()  # name in the file -> the stored tensors in it
-    for name in shapes:
+    shapes, parts = check_complete(source), dict[str, list[str]]()  # name in the file -> the stored tensors in it
+    for name in sorted(shapes, key=dot_natural_key):
         if ".shared_expert" not in name:
             parts.setdefault(names.get_name(EXPERT.sub("experts.", name), (".weight", ".bias")), []).append(name)
         elif name.endswith("down_proj.weight") and source[name].any():

@@ -21,12 +21,8 @@ from .sources import DTYPES, INDEX
 
 SHARD_BYTES = 5_000_000_000
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-EXPONENTS = {
-    "BF16": 0x7F80,
-    "F16": 0x7C00,
-    "F32": 0x7F800000,
-    "F64": 0x7FF << 52,
-}  # whose bits are all 1 in NaN and infinity
+# whose bits are all 1 in NaN and infinity
+EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF << 52}
 
 
 class Item(NamedTuple):
@@ -50,9 +46,7 @@ class Item(NamedTuple):
         if has_nonfinite(value):
             if has_nonfinite(loaded.contiguous()):
                 raise MergeError(f"{self.source}: {self.name} holds NaN or infinity. Use an earlier checkpoint.")
-            raise MergeError(
-                f"{self.source}: {self.name} exceeds the range of {self.dtype}. Use dtype: bfloat16 or float32."
-            )
+            raise MergeError(f"{self.source}: {self.name} exceeds the range of {self.dtype}. Use dtype: bfloat16.")
         return value
 
 
@@ -67,14 +61,8 @@ def has_nonfinite(tensor: torch.Tensor) -> bool:
 
 def raw_bits(tensor: torch.Tensor) -> np.ndarray:
     """The elements of a tensor as unsigned integers of their width, without a copy."""
-    return (
-        tensor.contiguous()
-        .view(torch.uint8 if not tensor.dim() else tensor.dtype)
-        .reshape(-1)
-        .view(torch.uint8)
-        .numpy()
-        .view(f"<u{tensor.dtype.itemsize}")
-    )
+    flat = tensor.reshape(-1).contiguous().view(torch.uint8)
+    return flat.numpy().view(f"<u{tensor.dtype.itemsize}")
 
 
 @contextmanager
@@ -91,18 +79,13 @@ def new_folder(out: str | Path, keep: bool = True) -> Iterator[Path]:
     try:
         partial.mkdir()
     except FileExistsError:
-        raise MergeError(
-            f"{partial} exists: another run writes there, or was killed. Delete it, and try again."
-        ) from None
+        raise MergeError(f"{partial} exists: another run writes there, or was killed. Delete it, or wait.") from None
     try:
         yield partial
         if keep:
             os.rename(partial, out)
-        else:
-            shutil.rmtree(partial)
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def write_tensors(folder: Path, items: list[Item], shard_bytes: int = SHARD_BYTES) -> None:
