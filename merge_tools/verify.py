@@ -1,6 +1,5 @@
 """Verifies a mixture: hashes its sources again, makes its tensors and its configuration again, and compares them."""
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from .gates import fit_gates, random_rows
 from .low_rank import Factors
 from .mixture import Mixture
 from .output import mixture_config
-from .record import Hashes
+from .record import Hashes, sha256_of
 from .sources import Source, read_json
 from .writer import Item
 
@@ -41,15 +40,15 @@ def verify(folder: str | Path, *, sources: Mapping[str, str | Path] | None = Non
     """
     mixture = Mixture(folder, sources)
     base, experts = mixture.open_source("base"), [mixture.open_source(name) for name in mixture.names]
-    faults = changed_sources(mixture, [base, *experts]) + changed_files(mixture)
+    written = read_json(mixture.folder / "config.json")
     items, skipped, notes = expected_items(mixture, base, experts)
-    kind = mixture_class(mixture.recipe, base)
     size = mixture.source.specs[CENTROIDS][1][1] if CENTROIDS in mixture.source.specs else None
-    expected, found = mixture_config(mixture.recipe, base, kind, size), read_json(mixture.folder / "config.json")
+    expected = mixture_config(mixture.recipe, base, mixture_class(mixture.recipe, base), size)
+    faults = changed_files(mixture, [base, *experts])
     faults += [
-        f"config.json: {key} is {found.get(key, 'not set')!r:.80} instead of {value!r:.80}."
+        f"config.json: {key} is {found!r:.80} instead of {value!r:.80}."
         for key, value in expected.items()
-        if found.get(key) != value  # null and no value mean the same
+        if (found := written.get(key)) != value  # null and no value mean the same
     ]
     counts = dict.fromkeys(("experts", "shared", "gates"), 0)
     for item in tqdm(items, desc="comparing", unit="tensor", disable=None):
@@ -66,15 +65,15 @@ def group_of(name: str) -> str:
 
 def expected_items(mixture: Mixture, base: Source, experts: list[Source]) -> tuple[list[Item], set[str], list[str]]:
     """The items of which the mixture was made, the groups that cannot be made again, and a note on each of these."""
-    recipe, skipped, notes = mixture.recipe, set(), []
-    averaged = [expert for expert in experts if expert.name in shared_from(mixture)]
-    if len(averaged) < len(shared_from(mixture)):
-        notes.append(f"Shared weights were not compared: they are the mean over {', '.join(shared_from(mixture))}.")
+    recipe, gates, skipped, notes = mixture.recipe, mixture.gates(), set(), []
+    names = shared_from(mixture)
+    averaged = [expert for expert in experts if expert.name in names]
+    if len(averaged) < len(names):
+        notes.append(f"Shared weights were not compared: they are the mean over {', '.join(names)}.")
         skipped.add("shared")
     if "expanded_rank" in mixture.record:
         notes.append(f"Experts were not compared: they were of rank {mixture.record['expanded_rank']}.")
         skipped.add("experts")
-    gates = mixture.gates()
     try:
         gates = expected_gates(mixture, base, gates)
     except MergeError as error:
@@ -113,36 +112,25 @@ def compare(item: Item, mixture: Mixture) -> list[str]:
         return [f"{item.name} is {found.dtype} {list(found.shape)} instead of {expected.dtype} {list(expected.shape)}."]
     if torch.equal(found, expected):
         return []
-    fitted = group_of(item.name) == "gates" and mixture.recipe.gate_mode == "ridge"
-    if fitted or item.name.endswith((".A.weight", ".B.weight")):
-        ours, theirs = (value.double() for value in (found, expected))
-        if item.name.endswith((".A.weight", ".B.weight")):  # singular vectors may have the other sign
-            ours, theirs = ours.abs(), theirs.abs()
+    factor = item.name.endswith((".A.weight", ".B.weight"))
+    if factor or (group_of(item.name) == "gates" and mixture.recipe.gate_mode == "ridge"):
+        # singular vectors may have the other sign
+        ours, theirs = (value.double().abs() if factor else value.double() for value in (found, expected))
         difference = float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
-        return (
-            []
-            if difference <= TOLERANCE[item.dtype]
-            else [f"{item.name}: values differ by {difference:.1%} of their norm."]
-        )
+        same = difference <= TOLERANCE[item.dtype]
+        return [] if same else [f"{item.name}: values differ by {difference:.1%} of their norm."]
     return [f"{item.name}: {int((found != expected).sum()):,} of {found.numel():,} elements differ."]
 
 
-def changed_sources(mixture: Mixture, sources: list[Source]) -> list[str]:
-    """One line per source file whose SHA-256 is not the recorded one."""
-    hashes, records = Hashes(sources), [mixture.record["base"], *mixture.record["experts"]]
-    faults = []
-    for source, record in zip(sources, records, strict=True):
+def changed_files(mixture: Mixture, sources: list[Source]) -> list[str]:
+    """One line per file of a source, and per file beside the weights (tokenizer, generation settings), whose SHA-256 is not the recorded one."""
+    faults, hashes = [], Hashes(sources)
+    for source, record in zip(sources, [mixture.record["base"], *mixture.record["experts"]], strict=True):
         found = hashes.of(source)
-        names = [name for name in {**found, **record["files"]} if found.get(name) != record["files"].get(name)]
+        names = [name for name in found | record["files"] if found.get(name) != record["files"].get(name)]
         faults += [f"{source.name}: {name} has changed since the merge." for name in names]
-    return faults
-
-
-def changed_files(mixture: Mixture) -> list[str]:
-    """One line per file beside the weights (tokenizer, generation settings) that is missing or has changed."""
-    faults = []
     for name, digest in mixture.record["written"].items():
         path = mixture.folder / Path(name).name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if not path.is_file() or sha256_of(path) != digest:
             faults.append(f"{name} {'has changed since the merge' if path.is_file() else 'is missing'}.")
     return faults
