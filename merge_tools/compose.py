@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from .card import write_card
+from run_tools.versions import __version__
+
 from .check import VOCABULARY, check_sources, mixture_class
 from .errors import MergeError
 from .families import MLP, MixtureClass
@@ -20,7 +21,7 @@ from .gates import make_gates
 from .low_rank import Factors
 from .output import mixture_config, write_config, write_tokenizer
 from .recipe import Recipe, read_recipe
-from .record import Hashes, make_record, write_record
+from .record import Hashes, source_record, write_record
 from .sources import NAMES, Source, open_source
 from .writer import BYTES, SHARD_BYTES, Item, new_folder, write_tensors
 
@@ -55,23 +56,30 @@ def compose(
     base, experts = open_sources(recipe)
     kind = mixture_class(recipe, base)
     warnings = check_sources(recipe, base, experts)
-    centroids = read_centroids(recipe)
+    centroids = centroid_items(recipe)
     factors = Factors(base, recipe.rank) if recipe.rank else None
     with new_folder(out, keep=not dry_run) as folder:
         hashes = Hashes([] if dry_run else [base, *experts])
         gates = make_gates(recipe, base, experts, folder)
-        items = mixture_items(recipe, base, experts, kind, gates.values, factors)
-        items += [Item(CENTROIDS, "F32", tuple(c.shape), "centroids", partial(torch.clone, c)) for c in centroids]
+        items = mixture_items(recipe, base, experts, kind, gates.values, factors) + centroids
         summary = {"out": str(out), "experts": recipe.names, **summarize(recipe, kind, items)}
         if not dry_run:
             write_tensors(folder, items, shard_bytes)
-            write_config(folder, mixture_config(recipe, base, kind, *(c.shape[1] for c in centroids)))
-            record = make_record(recipe, base, experts, kind, gates.info, hashes, out)
+            write_config(folder, mixture_config(recipe, base, kind, *(item.shape[1] for item in centroids)))
+            record = {
+                "made_by": f"lexperts {__version__}",
+                "family": base.config.model_type,
+                "format": kind.model_type,
+                "recipe": recipe.to_dict(),
+                "base": source_record(base, hashes, out),
+                # the row is the number that seeds an expert's row of random gates
+                "experts": [source_record(expert, hashes, out) | {"row": row} for row, expert in enumerate(experts)],
+                "gates": gates.info,
+                "written": write_tokenizer(base.folder, folder),
+            }
             if factors:
                 record["energies"] = factors.means()
-            record["written"] = write_tokenizer(base.folder, folder)
-            write_record(folder, record)
-            write_card(folder, record, summary)
+            write_record(folder, record, summary)
     return {**summary, "warnings": warnings + gates.warnings}
 
 
@@ -80,12 +88,9 @@ def open_sources(recipe: Recipe) -> tuple[Source, list[Source]]:
     known: dict[str, Source] = {}
 
     def opened(name: str, origin: str) -> Source:
-        first = (
-            known.setdefault(origin, open_source(name, origin, recipe.base_model))
-            if origin not in known
-            else known[origin]
-        )
-        return first.renamed(name)
+        if origin not in known:
+            known[origin] = open_source(name, origin, recipe.base_model)
+        return known[origin].renamed(name)
 
     experts = [opened(expert.name, expert.source_model) for expert in recipe.experts]
     return opened("base", recipe.base_model) if recipe.base_model else experts[0], experts
@@ -179,8 +184,8 @@ def summarize(recipe: Recipe, kind: MixtureClass, items: list[Item]) -> dict[str
     }
 
 
-def read_centroids(recipe: Recipe) -> list[torch.Tensor]:
-    """The only tensor of `recipe.centroids`, (E, size), float32; none if the recipe has no centroids.
+def centroid_items(recipe: Recipe) -> list[Item]:
+    """The only tensor of `recipe.centroids`, (E, size), in float32; none if the recipe has no centroids.
 
     Raises a `MergeError` if the file holds anything else.
     """
@@ -190,9 +195,7 @@ def read_centroids(recipe: Recipe) -> list[torch.Tensor]:
         found = load_file(recipe.centroids)
     except Exception as error:  # of the file system, or of safetensors
         raise MergeError(f"centroids={recipe.centroids!r} cannot be read: {error}") from error
-    shapes = [tuple(tensor.shape) for tensor in found.values()]
-    if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] != len(recipe.experts):
-        raise MergeError(
-            f"{recipe.centroids} has tensors of shapes {shapes}, expected one of ({len(recipe.experts)}, size)."
-        )
-    return [tensor.float() for tensor in found.values()]
+    shapes, count = [tuple(tensor.shape) for tensor in found.values()], len(recipe.experts)
+    if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] != count:
+        raise MergeError(f"{recipe.centroids} has tensors of shapes {shapes}, expected one of ({count}, size).")
+    return [Item(CENTROIDS, "F32", shapes[0], "centroids", tensor.clone) for tensor in found.values()]

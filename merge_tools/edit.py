@@ -15,13 +15,12 @@ import torch
 
 from run_tools.errors import expand_user
 
-from .card import write_card
-from .check import check_lexicon, check_sources, mixture_class
+from .check import check_sources, mixture_class
 from .compose import CENTROIDS, mixture_items, summarize
 from .errors import MergeError
 from .families import FAMILIES, MIXTURES
-from .gate_statistics import FOLDER, collect_statistics
-from .gates import Gates, find_equal_rows, fit_gates, new_rows
+from .gate_statistics import FOLDER, Gates, collect_statistics, fit_gates
+from .gates import find_equal_rows, new_rows
 from .low_rank import Factors
 from .mixture import Mixture
 from .output import dense_config, mixture_config, write_config, write_tokenizer
@@ -109,9 +108,8 @@ def remove(mixture: str | Path, expert: str, out: str | Path) -> dict[str, Any]:
         fitted = fit_gates(recipe, list(values), folder)
         return Gates(values, fitted.info) if "tuned" in old.record else fitted
 
-    return write_mixture(
-        old, recipe, [old.views[index] for index in kept], make_gates, edited_record(old, recipe, out), out
-    )
+    views = [old.views[index] for index in kept]
+    return write_mixture(old, recipe, views, make_gates, edited_record(old, recipe, out), out)
 
 
 def edited_record(old: Mixture, recipe: Recipe, out: str | Path) -> dict[str, Any]:
@@ -124,13 +122,8 @@ def edited_record(old: Mixture, recipe: Recipe, out: str | Path) -> dict[str, An
 
     experts = [moved(expert) for expert in old.record["experts"] if expert["name"] in recipe.names]
     record = {**old.record, "recipe": recipe.to_dict(), "base": moved(old.record["base"]), "experts": experts}
-    shared = [name if name in recipe.names else name.removesuffix(REMOVED) + REMOVED for name in shared_from(old)]
+    shared = [name if name in recipe.names else name.removesuffix(REMOVED) + REMOVED for name in old.shared_from]
     return record | ({"shared_from": shared} if recipe.average == "mean" else {})
-
-
-def shared_from(old: Mixture) -> list[str]:
-    """The names of the experts that the shared weights are the mean of."""
-    return old.record.get("shared_from", old.names)
 
 
 def write_mixture(
@@ -159,8 +152,7 @@ def write_mixture(
             known = old.record.get("energies", {}) | factors.means()
             record["energies"] = {name: known[name] for name in recipe.names if name in known}
         record |= {"gates": gates.info or record["gates"], "format": kind.model_type}
-        write_record(folder, record | {"written": write_tokenizer(old.folder, folder)})
-        write_card(folder, record, summary)
+        write_record(folder, record | {"written": write_tokenizer(old.folder, folder)}, summary)
     return summary
 
 
@@ -197,10 +189,8 @@ def export(mixture: str | Path, out: str | Path, format: str) -> dict[str, Any]:
         return export_gguf(mixture, out)
     old = Mixture(mixture)
     # by token, centroids name the nearest cluster of a text, and route nothing
-    dropped = {"rank": None, "centroids": None, "embedder": None} if format in MIXTURES else {}
-    recipe = read_recipe({**old.recipe.to_dict(), **dropped, "format": format})
-    if format == "lexicon":
-        check_lexicon(old.shared)
+    dropped = ("architecture", "rank", "centroids", "embedder") if format in MIXTURES else ("architecture",)
+    recipe = read_recipe({**old.recipe.to_dict(), **dict.fromkeys(dropped), "format": format})
     record = edited_record(old, recipe, out)
     if old.recipe.rank and not recipe.rank:
         del record["energies"]

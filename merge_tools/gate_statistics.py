@@ -6,6 +6,7 @@ A file holds the `Moments` of each router by its layer: `LAYER.second`, `LAYER.m
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,15 @@ BEGINNING = 128  # tokens of a long text that are used before other texts are
 HELD_OUT_SHARE = 5  # one of so many texts is held out; with fewer texts the end of each
 
 
+@dataclass
+class Gates:
+    """Layer -> gate (E, d), float32; how they were made, for the merge record; and warnings."""
+
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
 class ExpertStatistics:
     """The statistics of one expert, whose moments are read when they are asked for.
 
@@ -42,9 +52,7 @@ class ExpertStatistics:
     def __init__(self, folder: Path, name: str):
         self.name, self.path = name, folder / FOLDER / f"{name}.safetensors"
         if not self.path.is_file():
-            raise MergeError(
-                f"{self.path} does not exist: without it the gates cannot be computed again. Copy it again."
-            )
+            raise MergeError(f"{self.path} does not exist: without it the gates cannot be computed again.")
         with open_file(self.path) as file:
             metadata = file.metadata()
         self.tokens, self.samples = int(metadata["tokens"]), metadata["samples"]
@@ -65,15 +73,12 @@ def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, lay
     from transformers import AutoModel
 
     texts = read_samples(Path(expert.samples or ""))
-    order = np.random.default_rng(recipe.seed).permutation(
-        len(texts)
-    )  # of a sorted file the first would be of one kind
+    # of a sorted file the first would be of one kind
+    texts = [texts[i] for i in np.random.default_rng(recipe.seed).permutation(len(texts))]
     tokenizer, width = open_tokenizer(source.folder), source.config.hidden_size
     enough = recipe.gate_tokens or TOKENS_PER_DIMENSION * width
     longest = min(source.config.max_position_embeddings, LONGEST)
-    ids = encode_beginnings(
-        [texts[i] for i in order], lambda text: tokenizer(text, verbose=False)["input_ids"], enough, longest
-    )
+    ids = encode_beginnings(texts, lambda text: tokenizer(text, verbose=False)["input_ids"], enough, longest)
     dtype = getattr(torch, recipe.dtype) if recipe.dtype else "auto"
     model = open_model(AutoModel, source.folder, dtype=dtype).eval().to(gpu_or_cpu())
     sums = {layer: MomentSum(width) for layer in layers}
@@ -97,11 +102,11 @@ def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, lay
 def save(path: Path, found: dict[int, Moments], dtype: torch.dtype, texts: Sequence[str]) -> None:
     """Writes the statistics of one expert; held-out states in the dtype of the model."""
     path.parent.mkdir(exist_ok=True)
-    tensors = {}
-    for layer, moments in found.items():
-        tensors[f"{layer}.second"] = torch.from_numpy(moments.second)
-        tensors[f"{layer}.mean"] = torch.from_numpy(moments.mean)
-        tensors[f"{layer}.held_out"] = torch.from_numpy(moments.held_out).to(dtype)
+    tensors: dict[str, torch.Tensor] = {}
+    for layer, own in found.items():
+        parts = {"second": own.second, "mean": own.mean, "held_out": own.held_out}
+        tensors |= {f"{layer}.{part}": torch.from_numpy(value) for part, value in parts.items()}
+        tensors[f"{layer}.held_out"] = tensors[f"{layer}.held_out"].to(dtype)
     samples = hashlib.sha256(repr(sorted(texts)).encode()).hexdigest()
     save_file(tensors, path, {"tokens": str(next(iter(found.values())).count), "samples": samples})
 
@@ -136,24 +141,28 @@ def training_tokens(index: int, count: int, tokens: int) -> int:
     return 0 if index % HELD_OUT_SHARE == HELD_OUT_SHARE - 1 else tokens
 
 
-def ridge_gates(
-    layers: list[int], experts: Sequence[ExpertStatistics]
-) -> tuple[dict[int, torch.Tensor], dict[str, Any]]:
-    """The gates (E, d) by layer, and how they were made: `tokens` per expert, and `confusion` (E, E), the share of expert i's held-out
-    tokens that are routed to expert j first, the mean over layers.
+def fit_gates(recipe: Recipe, layers: list[int], folder: Path) -> Gates:
+    """The gates of `ridge` from the statistics in a folder.
+
+    `info` has the `tokens` of each expert, and `confusion` (E, E), the share of expert i's held-out tokens that are routed to expert j
+    first, the mean over layers.
 
     Raises:
-        MergeError: for experts with equal samples, and inputs that are zero.
+        MergeError: for statistics that are missing, experts with equal samples, and inputs that are zero.
     """
+    experts = [ExpertStatistics(folder, name) for name in recipe.names]
     known: dict[str, str] = {}
     for expert in experts:
         if (other := known.setdefault(expert.samples, expert.name)) != expert.name:
             raise MergeError(f"{expert.name} has the same samples as {other}. Give it samples of its own data.")
-    values, tables = {}, []
+    values, tables, warnings = {}, [], []
     for layer in layers:
         moments = [expert.moments(layer) for expert in experts]
         gate, _ = fit_gate(moments)
         values[layer] = torch.from_numpy(gate)
         tables.append(confusion(moments, gate))
-    info = {"mode": "ridge", "experts": [e.name for e in experts], "tokens": [e.tokens for e in experts]}
-    return values, info | {"confusion": np.mean(tables, axis=0).round(4).tolist()}
+    for expert in experts:
+        if expert.tokens < 5 * values[layers[0]].shape[1]:
+            warnings.append(f"{expert.name} has {expert.tokens:,} tokens of samples, fewer than 5 per dimension.")
+    info = {"mode": "ridge", "experts": recipe.names, "tokens": [expert.tokens for expert in experts]}
+    return Gates(values, info | {"confusion": np.mean(tables, axis=0).round(4).tolist()}, warnings)

@@ -9,9 +9,7 @@ none         no gates: the domain policy is told the expert
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +19,7 @@ from run_tools.model_options import gpu_or_cpu
 
 from .errors import MergeError
 from .families import MLP
-from .gate_statistics import ExpertStatistics, collect_statistics, ridge_gates
+from .gate_statistics import Gates, collect_statistics, fit_gates
 from .recipe import TEXTS_OF, ExpertRecipe, Recipe
 from .sources import Source
 
@@ -29,15 +27,6 @@ GATE_STD = 0.02  # with N(0, 1), logits would be of the order of sqrt(d) and an 
 SHORTEST = 1e-8  # length that a vector is divided by at least, as in mergekit-moe
 PARALLEL = 1 - 1e-9  # cosine of two rows from which they are the same for a router
 SAME_ROWS = "the rows of {} and {} in the gate of layer {} are equal or parallel: no router can tell them apart. Use different texts."
-
-
-@dataclass
-class Gates:
-    """Layer -> gate (E, d), float32; how they were made, for the merge record; and warnings."""
-
-    values: dict[int, torch.Tensor] = field(default_factory=dict)
-    info: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
 
 
 def gated_layers(recipe: Recipe, base: Source) -> list[int]:
@@ -57,24 +46,14 @@ def make_gates(recipe: Recipe, base: Source, experts: Sequence[Source], folder: 
     return Gates(rows, {"mode": recipe.gate_mode}, find_equal_rows(rows, recipe.names))
 
 
-def fit_gates(recipe: Recipe, layers: list[int], folder: Path) -> Gates:
-    """The gates of `ridge` from the statistics in a folder."""
-    values, info = ridge_gates(layers, [ExpertStatistics(folder, name) for name in recipe.names])
-    few = [(n, t) for n, t in zip(recipe.names, info["tokens"], strict=True) if t < 5 * values[layers[0]].shape[1]]
-    return Gates(
-        values, info, [f"{n} has {t:,} tokens of samples, fewer than 5 per dimension. Add samples." for n, t in few]
-    )
-
-
 def new_rows(
     recipe: Recipe, base: Source, layers: list[int], experts: Sequence[ExpertRecipe], numbers: Sequence[int]
 ) -> dict[int, torch.Tensor]:
     """The rows of some experts in a mode whose rows do not depend on the other experts; `numbers` seed random rows."""
     if not layers or recipe.gate_mode not in TEXTS_OF:
         return {layer: random_rows(recipe.seed, layer, base.config.hidden_size, numbers) for layer in layers}
-    read = embedding_vectors if recipe.gate_mode == "cheap_embed" else hidden_vectors
     with torch.no_grad():
-        vectors = read(base, layers)
+        vectors = text_vectors(base, layers, recipe.gate_mode)
         rows = [text_rows(vectors, expert, recipe.gate_mode == "cheap_embed") for expert in experts]
     return {layer: torch.stack([row[i] for row in rows]).float() for i, layer in enumerate(layers)}
 
@@ -102,41 +81,29 @@ def with_length_1(rows: torch.Tensor) -> torch.Tensor:
     return rows / rows.norm(dim=-1, keepdim=True).clamp(min=SHORTEST)
 
 
-def prompt_ids(base: Source):
-    """What encodes a prompt as mergekit-moe does, (1, T): the first special token, then the text without special tokens.
+def text_vectors(base: Source, layers: list[int], mode: str):
+    """What gives the vectors of a text, (L, d), float64: with `hidden` the states of its last token at the input of each layer, with
+    `cheap_embed` the sum of its embeddings, the same for each layer.
 
-    It raises a `MergeError` for a prompt without tokens, and for one that is too long.
+    A prompt is encoded as by mergekit-moe: the first special token, then the text without special tokens. A `MergeError` is raised for one
+    without tokens, and for one that is too long.
     """
-    tokenizer, longest = open_tokenizer(base.folder), base.config.max_position_embeddings
+    from transformers import AutoModel
 
-    def encode(text: str) -> torch.Tensor:
+    tokenizer, longest = open_tokenizer(base.folder), base.config.max_position_embeddings
+    if mode == "cheap_embed":
+        table = base["model.embed_tokens.weight"]
+    else:
+        model = open_model(AutoModel, base.folder, dtype="auto").eval().to(gpu_or_cpu())
+
+    def vectors(text: str) -> torch.Tensor:
         ids = tokenizer((tokenizer.bos_token or "") + text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         if not 0 < ids.shape[1] <= longest:
             raise MergeError(f"The prompt {text[:60]!r} has {ids.shape[1]} tokens, which must be 1 to {longest}.")
-        return ids
-
-    return encode
-
-
-def hidden_vectors(base: Source, layers: list[int]):
-    """What gives the state of a text's last token at the input of each layer, (L, d), float64."""
-    from transformers import AutoModel
-
-    model, encode = open_model(AutoModel, base.folder, dtype="auto").eval().to(gpu_or_cpu()), prompt_ids(base)
-
-    def vectors(text: str) -> torch.Tensor:
-        states = model(encode(text).to(model.device), output_hidden_states=True, use_cache=False).hidden_states
+        if mode == "cheap_embed":
+            return table[ids[0]].double().sum(0).expand(len(layers), -1)
+        states = model(ids.to(model.device), output_hidden_states=True, use_cache=False).hidden_states
         return torch.stack([states[layer][0, -1] for layer in layers]).double().cpu()
-
-    return vectors
-
-
-def embedding_vectors(base: Source, layers: list[int]):
-    """What gives the sum of the embeddings of a text's tokens, the same for each layer, (L, d), float64."""
-    table, encode = base["model.embed_tokens.weight"], prompt_ids(base)
-
-    def vectors(text: str) -> torch.Tensor:
-        return table[encode(text)[0]].double().sum(0).expand(len(layers), -1)
 
     return vectors
 

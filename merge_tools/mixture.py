@@ -26,6 +26,7 @@ class Mixture:
     Attributes:
         source: its tensors by their stored names.
         record, recipe, names, kind: merge_record.json, the recipe in it, the names of its experts, and its class.
+        shared_from: the names of the experts that the shared weights are the mean of.
     """
 
     def __init__(self, folder: str | Path, moved: Mapping[str, str | Path] | None = None):
@@ -43,10 +44,9 @@ class Mixture:
             raise MergeError(f"{self.folder / RECORD} is damaged: {error}") from error
         self.source = Source("mixture", str(folder), self.folder)
         self.kind, self.names = FORMATS[self.record["format"]], self.recipe.names
+        self.shared_from: list[str] = self.record.get("shared_from", self.names)
         if unknown := [name for name in self.moved if name not in (*self.names, "base")]:
-            raise MergeError(
-                f"The mixture has no source {unknown[0]!r}.{did_you_mean(unknown[0], [*self.names, 'base'])}"
-            )
+            raise MergeError(f"There is no source {unknown[0]!r}.{did_you_mean(unknown[0], [*self.names, 'base'])}")
         self.shared = View(self, "base", None)
         self.views = [View(self, name, index) for index, name in enumerate(self.names)]
         if missing := [v.name for v in self.views if v.specs != self.shared.specs]:
@@ -74,9 +74,7 @@ class Mixture:
         if folder is None and "path" in record:
             folder = Path(os.path.normpath(self.folder.resolve() / record["path"]))
         if folder is not None and not folder.is_dir():
-            raise MergeError(
-                f"{name}: the folder {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER."
-            )
+            raise MergeError(f"{name}: {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER.")
         return open_source(name, record["source"], base, folder=folder)
 
 
@@ -90,9 +88,8 @@ class View(Source):
         self.adapter, self.files, self.mixture, self.index = None, mixture.source.files, mixture, index
         family, stored = FAMILIES[mixture.record["family"]], mixture.source
         content = dense_config(family, stored)
-        self.config = new_config(
-            **{k: v for k, v in content.items() if k not in ("rope_theta", "rope_scaling", "torch_dtype")}
-        )
+        old_names = ("rope_theta", "rope_scaling", "torch_dtype")
+        self.config = new_config(**{key: value for key, value in content.items() if key not in old_names})
         linear_of = {short: name for name, short in mixture.kind.names.items()}
         own = f"experts\\.{index or 0}" if not mixture.recipe.rank else "base"
         matrix = re.compile(rf"model\.layers\.(\d+)\.{mixture.kind.block}\.{own}\.({'|'.join(linear_of)})\.weight")
@@ -131,7 +128,7 @@ def inspect(folder: str | Path) -> dict[str, Any]:
     return {
         "folder": str(mixture.folder), "format": record["format"], "made_by": record["made_by"],
         "routing_policy": recipe.routing_policy, "experts_per_token": recipe.experts_per_token, "rank": recipe.rank,
-        "average": recipe.average, "shared_from": record.get("shared_from", mixture.names),
+        "average": recipe.average, "shared_from": mixture.shared_from,
         "bytes": sum(BYTES[dtype] * torch.Size(shape).numel() for dtype, shape in mixture.source.specs.values()),
         "experts": record["experts"], "base": record["base"], "energies": record.get("energies"),
         "gate_mode": recipe.gate_mode, "confusion": None if "tuned" in record else record["gates"].get("confusion"),

@@ -1,4 +1,6 @@
-"""merge_record.json: the recipe of a mixture and its sources with their hashes and licences, from which it is verified and edited."""
+"""merge_record.json: the recipe of a mixture and its sources with their hashes and licences, from which it is verified and edited; and the
+model card that is generated from it.
+"""
 
 import hashlib
 import os
@@ -7,16 +9,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import escape, expand_user
-from run_tools.versions import __version__
+from run_tools.cards import join_card, make_table
+from run_tools.errors import escape, expand_user, format_size
+from run_tools.pretrained import hub_id, published_name
 
 from .errors import MergeError
-from .families import FAMILIES, FORMATS, MixtureClass
-from .recipe import Recipe
+from .families import FAMILIES, FORMATS
 from .sources import Source, read_json, weight_files
 from .writer import write_json
 
 RECORD = "merge_record.json"
+IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
+HOW_TO_OPEN = """```python
+{imports}from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+```"""
 
 
 class Hashes:
@@ -59,27 +68,6 @@ def source_record(source: Source, hashes: Hashes, out: str | Path) -> dict[str, 
     return record
 
 
-def make_record(
-    recipe: Recipe,
-    base: Source,
-    experts: Sequence[Source],
-    kind: MixtureClass,
-    gates: dict[str, Any],
-    hashes: Hashes,
-    out: str | Path,
-) -> dict[str, Any]:
-    """The content of merge_record.json. Each expert has the number that seeds its row of random gates."""
-    return {
-        "made_by": f"lexperts {__version__}",
-        "family": base.config.model_type,
-        "format": kind.model_type,
-        "recipe": recipe.to_dict(),
-        "base": source_record(base, hashes, out),
-        "experts": [source_record(expert, hashes, out) | {"row": row} for row, expert in enumerate(experts)],
-        "gates": gates,
-    }
-
-
 def read_license(folder: Path) -> str | None:
     """The licence in the metadata of README.md."""
     from huggingface_hub import metadata_load
@@ -93,9 +81,22 @@ def read_license(folder: Path) -> str | None:
     return escape(license)[:200] if isinstance(license, str) else None
 
 
-def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Writes the record of a mixture."""
+def write_record(folder: Path, record: dict[str, Any], sizes: dict[str, Any]) -> None:
+    """Writes the record of a mixture, and its model card: how to open it, its sources, where held-out tokens are routed, and the recipe."""
+    import yaml
+
     write_json(folder / RECORD, record)
+    recipe = yaml.safe_dump(published_recipe(record), sort_keys=False, allow_unicode=True).strip()
+    text = join_card(
+        metadata(record),
+        f"# Mixture of {len(record['experts'])} experts",
+        f"{sizes['parameters']:,} parameters, {sizes['active_parameters']:,} of them active per token; {format_size(sizes['bytes'])}.",
+        HOW_TO_OPEN.format(imports=IMPORTS if record["format"] == "lexicon" else ""),
+        *describe_sources(record),
+        *describe_routing(record),
+        f"## Recipe\n\n```yaml\n{recipe}\n```",
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -103,9 +104,66 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not (folder / RECORD).is_file():
         raise MergeError(f"{folder} has no {RECORD}. Give a folder that `lexperts merge` has written.")
     record = read_json(folder / RECORD)
-    lists = isinstance(record.get("experts"), list) and all(
-        isinstance(e, dict) and "name" in e for e in record["experts"]
-    )
-    if not lists or record.get("family") not in FAMILIES or record.get("format") not in FORMATS:
+    experts = record.get("experts")
+    named = isinstance(experts, list) and all(isinstance(expert, dict) and "name" in expert for expert in experts)
+    if not named or record.get("family") not in FAMILIES or record.get("format") not in FORMATS:
         raise MergeError(f"{folder / RECORD} is damaged, or of another version. Copy or compose the mixture again.")
     return record
+
+
+def published(source: dict[str, Any]) -> str:
+    """A source as the card names it: by its Hub id, or by the last part of its folder's path."""
+    return published_name(os.path.join(os.curdir, source["source"])) if "path" in source else hub_id(source["source"])
+
+
+def published_recipe(record: dict[str, Any]) -> dict[str, Any]:
+    """The recipe without the places of its folders and files."""
+
+    def without_places(options: dict[str, Any], source: dict[str, Any], key: str) -> dict[str, Any]:
+        names = {name: Path(options[name]).name for name in ("samples", "centroids", "embedder") if options.get(name)}
+        return {**options, **names, **({key: published(source)} if options.get(key) else {})}
+
+    recipe = without_places(record["recipe"], record["base"], "base_model")
+    pairs = zip(recipe["experts"], record["experts"], strict=True)
+    return recipe | {"experts": [without_places(options, source, "source_model") for options, source in pairs]}
+
+
+def metadata(record: dict[str, Any]) -> dict[str, Any]:
+    """The front matter. The licence is the one that all sources have, if they have one."""
+    sources = [record["base"], *record["experts"]]
+    licences = {source.get("license") for source in sources}
+    return {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["merge", "moe", "lexperts"],
+        "license": licences.pop() if len(licences) == 1 else None,
+        "base_model": sorted({published(source) for source in sources if "path" not in source}),
+    }
+
+
+def describe_sources(record: dict[str, Any]) -> list[str]:
+    """The sources of the weights and of the gates."""
+    recipe = record["recipe"]
+    rows = [
+        (e["name"], published(e), e.get("license", "not stated"), ", ".join(f"`{h[:16]}`" for h in e["files"].values()))
+        for e in record["experts"]
+    ]
+    names = ", ".join(record.get("shared_from") or [expert["name"] for expert in record["experts"]])
+    shared = f"copied from {published(record['base'])}" if recipe["average"] == "base" else f"the mean over {names}"
+    origins, tuned = f"Weights that are not routed are {shared}. Gates: {recipe['gate_mode']}.", record.get("tuned")
+    if tuned:
+        origins += f" They were tuned for {tuned['steps']} steps with everything else frozen."
+    elif recipe["gate_mode"] not in ("none", "ridge"):
+        origins += " Untrained gates are a heuristic: tune them on texts of every domain."
+    return ["## Sources", make_table(("expert", "source", "licence", "SHA-256"), rows), origins]
+
+
+def describe_routing(record: dict[str, Any]) -> list[str]:
+    """Where held-out tokens are routed; empty if that is not known, or the gates have changed since."""
+    table = record["gates"].get("confusion")
+    if not table or "tuned" in record:
+        return []
+    names = [expert["name"] for expert in record["experts"]]
+    rows = [(name, *(f"{share:.1%}" for share in row)) for name, row in zip(names, table, strict=True)]
+    text = "Share of each expert's held-out tokens that are routed first to each expert, the mean over all routers."
+    return ["## Routing of held-out tokens", text, make_table(("tokens of", *names), rows)]

@@ -18,7 +18,6 @@ import torch
 from run_tools.errors import expand_user
 from run_tools.model_options import gpu_or_cpu
 
-from .card import write_card
 from .compose import summarize
 from .edit import edited_record
 from .errors import MergeError
@@ -83,8 +82,7 @@ def tune(
             tuned: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
             tuned |= {"max_length": length, "perplexity": table}
             record = edited_record(old, old.recipe, out) | {"tuned": tuned}
-            write_record(writing, record)
-            write_card(writing, record, summarize(old.recipe, old.kind, items))
+            write_record(writing, record, summarize(old.recipe, old.kind, items))
     trained = sum(gate.numel() for gate in gates.values())
     return {"out": str(out), "steps": steps, "seconds": seconds, "trained": trained, "perplexity": table}
 

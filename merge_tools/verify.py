@@ -8,10 +8,10 @@ import torch
 from tqdm import tqdm
 
 from .check import mixture_class
-from .compose import CENTROIDS, mixture_items, read_centroids
-from .edit import shared_from
+from .compose import CENTROIDS, centroid_items, mixture_items
 from .errors import MergeError
-from .gates import fit_gates, random_rows
+from .gate_statistics import fit_gates
+from .gates import random_rows
 from .low_rank import Factors
 from .mixture import Mixture
 from .output import mixture_config
@@ -66,10 +66,9 @@ def group_of(name: str) -> str:
 def expected_items(mixture: Mixture, base: Source, experts: list[Source]) -> tuple[list[Item], set[str], list[str]]:
     """The items of which the mixture was made, the groups that cannot be made again, and a note on each of these."""
     recipe, gates, skipped, notes = mixture.recipe, mixture.gates(), set(), []
-    names = shared_from(mixture)
-    averaged = [expert for expert in experts if expert.name in names]
-    if len(averaged) < len(names):
-        notes.append(f"Shared weights were not compared: they are the mean over {', '.join(names)}.")
+    averaged = [expert for expert in experts if expert.name in mixture.shared_from]
+    if len(averaged) < len(mixture.shared_from):
+        notes.append(f"Shared weights were not compared: they are the mean over {', '.join(mixture.shared_from)}.")
         skipped.add("shared")
     if "expanded_rank" in mixture.record:
         notes.append(f"Experts were not compared: they were of rank {mixture.record['expanded_rank']}.")
@@ -83,8 +82,7 @@ def expected_items(mixture: Mixture, base: Source, experts: list[Source]) -> tup
     items = mixture_items(recipe, base, experts, mixture_class(recipe, base), gates, factors, averaged)
     if CENTROIDS in mixture.source.specs:
         try:
-            (centroids,) = read_centroids(recipe)
-            items.append(Item(CENTROIDS, "F32", tuple(centroids.shape), "centroids", lambda: centroids))
+            items += centroid_items(recipe)
         except MergeError as error:
             notes.append(f"Centroids were not compared: {error}")
     return items, skipped, notes
