@@ -149,20 +149,14 @@ def mixture_class(recipe: Recipe, base: Source) -> MixtureClass:
     if wanted not in (stock.model_type, "lexicon"):
         raise MergeError(f"format: {wanted} is not the mixture of a {family.model_type}. Use {stock.model_type}.")
     if wanted == "lexicon":
-        check_lexicon(base)
+        if family.lexicon is None:
+            able = ", ".join(name for name, other in FAMILIES.items() if other.lexicon is not None)
+            raise MergeError(f"{base.name}: lexicon cannot represent a {family.model_type}, only {able}.")
+        if window := getattr(base.config, "sliding_window", None):
+            raise MergeError(f"{base.name}: format: lexicon has full attention, but sliding_window is {window}.")
         return LEXICON
     if biases:
         raise MergeError(f"format: {wanted} has no biases in attention, but {base.name} has. Use format: lexicon.")
     if recipe.centroids:
         raise MergeError(f"format: {wanted} cannot store centroids. Use format: lexicon, or remove centroids.")
     return stock
-
-
-def check_lexicon(base: Source) -> None:
-    """Raises a `MergeError` if `format: lexicon` cannot represent a model: it has full attention, and the layers of some families."""
-    family = FAMILIES[base.config.model_type]
-    able = [name for name, other in FAMILIES.items() if other.lexicon is not None]
-    if family.lexicon is None:
-        raise MergeError(f"{base.name}: lexicon cannot represent a {family.model_type}, only {', '.join(able)}.")
-    if window := getattr(base.config, "sliding_window", None):
-        raise MergeError(f"{base.name}: format: lexicon has full attention, but sliding_window is {window}.")

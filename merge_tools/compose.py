@@ -22,7 +22,7 @@ from .low_rank import Factors
 from .output import mixture_config, write_config, write_tokenizer
 from .recipe import Recipe, read_recipe
 from .record import Hashes, source_record, write_record
-from .sources import NAMES, Source, open_source
+from .sources import DTYPES, NAMES, Source, open_source
 from .writer import BYTES, SHARD_BYTES, Item, new_folder, write_tensors
 
 CENTROIDS = "domain_centroids"  # the tensor of the centroids of the experts' clusters
@@ -113,12 +113,11 @@ def mixture_items(
         averaged: the experts that weights without routing are averaged over; default: all.
     """
     items = []
-    weights = {expert.name: expert.weight for expert in recipe.experts}
-    shared = shared_loader(recipe, base, experts if averaged is None else averaged, weights)
+    shared = shared_items(recipe, base, experts if averaged is None else averaged)
     for name, (dtype, shape) in base.specs.items():
         dtype = NAMES[getattr(torch, recipe.dtype)] if recipe.dtype else dtype
         if not (match := MLP.fullmatch(name)):
-            items.append(Item(name, dtype, shape, *shared(name)))
+            items.append(shared(name, dtype))
             continue
         layer, linear = int(match[1]), match[2]
         if linear == "gate_proj":
@@ -143,15 +142,13 @@ def router_items(kind: MixtureClass, layer: int, dtype: str, width: int, gate: t
     return items + [Item(name, dtype, size, "gates", partial(torch.zeros, size)) for name, size in zeros]
 
 
-def shared_loader(
-    recipe: Recipe, base: Source, experts: Sequence[Source], weights: Mapping[str, float]
-) -> Callable[[str], tuple[str, Callable[[], torch.Tensor]]]:
-    """What gives the source of a tensor that is not routed, and its loader: a copy of the base's, or a mean in float64."""
+def shared_items(recipe: Recipe, base: Source, experts: Sequence[Source]) -> Callable[[str, str], Item]:
+    """What gives the item of a tensor that is not routed, by its name and dtype: a copy of the base's, or the mean in float64."""
+    weights = {expert.name: expert.weight for expert in recipe.experts}
     chosen = [expert for expert in experts if weights[expert.name] > 0]
     total = sum(weights[expert.name] for expert in chosen)
 
-    def mean(name: str) -> torch.Tensor:
-        dtype = getattr(torch, recipe.dtype) if recipe.dtype else base[name].dtype
+    def mean(name: str, dtype: torch.dtype) -> torch.Tensor:
         flat = [expert[name].reshape(-1) for expert in chosen]
         result = torch.empty(len(flat[0]), dtype=dtype)
         for start in range(0, len(result), ROWS):
@@ -160,13 +157,15 @@ def shared_loader(
             result[rows] = (sum(parts) / total).to(dtype)
         return result.reshape(base.specs[name][1])
 
-    def load(name: str) -> tuple[str, Callable[[], torch.Tensor]]:
+    def item(name: str, dtype: str) -> Item:
+        shape = base.specs[name][1]
         foreign = name in VOCABULARY and any(expert.specs.get(name) != base.specs[name] for expert in chosen)
         if recipe.average == "base" or not chosen or foreign:
-            return base.name, partial(base.__getitem__, name)
-        return f"the mean of {', '.join(expert.name for expert in chosen)}", partial(mean, name)
+            return Item(name, dtype, shape, base.name, partial(base.__getitem__, name))
+        names = ", ".join(expert.name for expert in chosen)
+        return Item(name, dtype, shape, f"the mean of {names}", partial(mean, name, DTYPES[dtype]))
 
-    return load
+    return item
 
 
 def summarize(recipe: Recipe, kind: MixtureClass, items: list[Item]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The statistics of `gate_mode: ridge`, one file per expert beside a mixture, from which its gates are computed again without the texts.
 
-A file holds the `Moments` of each router by its layer: `LAYER.second`, `LAYER.mean` and `LAYER.held_out`.
+A file holds the `Moments` of each router by its layer: `LAYER.second`, `LAYER.mean` and `LAYER.held_out`. Its metadata are the number of
+`tokens`, and the SHA-256 of the `samples`, in whatever order.
 """
 
 import hashlib
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 
@@ -39,29 +39,6 @@ class Gates:
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-
-
-class ExpertStatistics:
-    """The statistics of one expert, whose moments are read when they are asked for.
-
-    Attributes:
-        tokens: the number of tokens that they are of.
-        samples: the SHA-256 of its samples, in whatever order.
-    """
-
-    def __init__(self, folder: Path, name: str):
-        self.name, self.path = name, folder / FOLDER / f"{name}.safetensors"
-        if not self.path.is_file():
-            raise MergeError(f"{self.path} does not exist: without it the gates cannot be computed again.")
-        with open_file(self.path) as file:
-            metadata = file.metadata()
-        self.tokens, self.samples = int(metadata["tokens"]), metadata["samples"]
-
-    def moments(self, layer: int) -> Moments:
-        """The moments of the router's inputs at a layer."""
-        with safe_open(self.path, "pt") as file:
-            mean, second, held_out = (file.get_tensor(f"{layer}.{part}") for part in ("mean", "second", "held_out"))
-        return Moments(self.tokens, mean.numpy(), second.numpy(), held_out.float().numpy())
 
 
 def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, layers: list[int], folder: Path) -> None:
@@ -141,6 +118,13 @@ def training_tokens(index: int, count: int, tokens: int) -> int:
     return 0 if index % HELD_OUT_SHARE == HELD_OUT_SHARE - 1 else tokens
 
 
+def read_moments(path: Path, layer: int) -> Moments:
+    """The moments of an expert's inputs of the router of a layer."""
+    with open_file(path) as file:
+        mean, second, held_out = (file.get_tensor(f"{layer}.{part}") for part in ("mean", "second", "held_out"))
+        return Moments(int(file.metadata()["tokens"]), mean.numpy(), second.numpy(), held_out.float().numpy())
+
+
 def fit_gates(recipe: Recipe, layers: list[int], folder: Path) -> Gates:
     """The gates of `ridge` from the statistics in a folder.
 
@@ -150,19 +134,22 @@ def fit_gates(recipe: Recipe, layers: list[int], folder: Path) -> Gates:
     Raises:
         MergeError: for statistics that are missing, experts with equal samples, and inputs that are zero.
     """
-    experts = [ExpertStatistics(folder, name) for name in recipe.names]
-    known: dict[str, str] = {}
-    for expert in experts:
-        if (other := known.setdefault(expert.samples, expert.name)) != expert.name:
-            raise MergeError(f"{expert.name} has the same samples as {other}. Give it samples of its own data.")
-    values, tables, warnings = {}, [], []
+    paths = [folder / FOLDER / f"{name}.safetensors" for name in recipe.names]
+    known, tokens, warnings = dict[str, str](), list[int](), list[str]()
+    for name, path in zip(recipe.names, paths, strict=True):
+        with open_file(path) as file:
+            metadata = file.metadata()
+        if (other := known.setdefault(metadata["samples"], name)) != name:
+            raise MergeError(f"{name} has the same samples as {other}. Give it samples of its own data.")
+        tokens.append(int(metadata["tokens"]))
+    values, tables = {}, []
     for layer in layers:
-        moments = [expert.moments(layer) for expert in experts]
+        moments = [read_moments(path, layer) for path in paths]
         gate, _ = fit_gate(moments)
         values[layer] = torch.from_numpy(gate)
         tables.append(confusion(moments, gate))
-    for expert in experts:
-        if expert.tokens < 5 * values[layers[0]].shape[1]:
-            warnings.append(f"{expert.name} has {expert.tokens:,} tokens of samples, fewer than 5 per dimension.")
-    info = {"mode": "ridge", "experts": recipe.names, "tokens": [expert.tokens for expert in experts]}
+    for name, count in zip(recipe.names, tokens, strict=True):
+        if count < 5 * gate.shape[1]:
+            warnings.append(f"{name} has {count:,} tokens of samples, fewer than 5 per dimension. Add samples.")
+    info = {"mode": "ridge", "experts": recipe.names, "tokens": tokens}
     return Gates(values, info | {"confusion": np.mean(tables, axis=0).round(4).tolist()}, warnings)

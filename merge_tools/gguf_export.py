@@ -57,9 +57,8 @@ def export_gguf(mixture: str | Path, out: str | Path) -> dict[str, Any]:
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            with tqdm(
-                total=sum(i.nbytes for i in items), unit="B", unit_scale=True, desc="writing", disable=None
-            ) as bar:
+            total = sum(item.nbytes for item in items)
+            with tqdm(total=total, unit="B", unit_scale=True, desc="writing", disable=None) as bar:
                 for item in items:
                     writer.write_tensor_data(raw_bits(item.value()))
                     bar.update(item.nbytes)

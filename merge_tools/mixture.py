@@ -67,15 +67,15 @@ class Mixture:
     def open_source(self, name: str) -> Source:
         """Opens an expert, or the base, that the mixture was made from. Raises a `MergeError` that says what to do if it was moved."""
         record = self.record["base"] if name == "base" else self.record["experts"][self.index_of(name)]
-        base = self.recipe.base_model
-        if base and "path" in self.record["base"]:
-            base = os.path.normpath(self.folder.resolve() / self.record["base"]["path"])
-        folder = expand_user(self.moved[name]) if name in self.moved else None
-        if folder is None and "path" in record:
-            folder = Path(os.path.normpath(self.folder.resolve() / record["path"]))
+
+        def place(source: dict[str, Any]) -> Path | None:
+            return Path(os.path.normpath(self.folder.resolve() / source["path"])) if "path" in source else None
+
+        base = place(self.record["base"]) or self.recipe.base_model
+        folder = expand_user(self.moved[name]) if name in self.moved else place(record)
         if folder is not None and not folder.is_dir():
             raise MergeError(f"{name}: {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER.")
-        return open_source(name, record["source"], base, folder=folder)
+        return open_source(name, record["source"], base and str(base), folder)
 
 
 class View(Source):
@@ -105,14 +105,11 @@ class View(Source):
         base = self.mixture.source[self.stored[name]]
         if not self.mixture.recipe.rank or self.index is None or name.split(".")[-2] not in LINEARS:
             return base
-        a, b = (self._half(name, half).float() for half in "AB")
+        a, b = (self.factor(None, name, half).float() for half in "AB")
         return (base.float() + b @ a).to(base.dtype)
 
-    def factor(self, factors: Factors, name: str, half: str) -> torch.Tensor:
+    def factor(self, factors: Factors | None, name: str, half: str) -> torch.Tensor:
         """The factor A or B that the mixture has."""
-        return self._half(name, half)
-
-    def _half(self, name: str, half: str) -> torch.Tensor:
         assert self.index is not None
         layer, linear = int(name.split(".")[2]), name.split(".")[-2]
         return self.mixture.source[self.mixture.kind.expert(layer, self.index, linear, half)]

@@ -5,7 +5,7 @@ model card that is generated from it.
 import hashlib
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,9 @@ class Hashes:
     """The SHA-256 of the sources' files, computed by a thread while tensors are written."""
 
     def __init__(self, sources: Sequence[Source]):
-        self._pool = ThreadPoolExecutor(1)
-        self._known: dict[Path, Future] = {}
-        for path in (path for source in sources for path in files_of(source)):
-            if path not in self._known:
-                self._known[path] = self._pool.submit(sha256_of, path)
-        self._pool.shutdown(wait=False)
+        pool, paths = ThreadPoolExecutor(1), {path for source in sources for path in files_of(source)}
+        self._known = {path: pool.submit(sha256_of, path) for path in sorted(paths)}
+        pool.shutdown(wait=False)
 
     def of(self, source: Source) -> dict[str, str]:
         """Name of a file -> its SHA-256."""

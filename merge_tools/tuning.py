@@ -21,7 +21,7 @@ from run_tools.model_options import gpu_or_cpu
 from .compose import summarize
 from .edit import edited_record
 from .errors import MergeError
-from .evaluation import Windows, cut_domains, pad, perplexities, spread
+from .evaluation import MAX_TEXTS, Windows, cut_domains, pad, perplexities, spread
 from .gate_statistics import FOLDER
 from .mixture import Mixture
 from .record import RECORD, write_record
@@ -30,7 +30,6 @@ from .sources import INDEX, Source
 from .texts import read_domain
 from .writer import Item, new_folder, write_tensors
 
-MOST = 200  # held-out texts of a domain: more would take minutes
 CARRIED = (".json", ".jinja", ".model", ".txt", ".md", ".py")
 
 
@@ -65,6 +64,7 @@ def tune(
         MergeError: if the mixture has no gates to train, a file cannot be read, a loss is not finite, or `out` is not free.
     """
     folder, splits = expand_user(mixture), {name: split_texts(path, holdout) for name, path in domains.items()}
+    options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
     with new_folder(out) as writing:
         model, tokenizer, _ = open_mixture(folder, dtype=torch.float32)
         old = Mixture(folder) if (folder / RECORD).is_file() else None
@@ -73,14 +73,13 @@ def tune(
         train, test = (cut_domains(tokenizer, {n: split[i] for n, split in splits.items()}, length) for i in (0, 1))
         model.to(device or gpu_or_cpu())
         before, start = perplexities(model, test), time.perf_counter()
-        train_gates(model, [list(chain(*own)) for own in train.values()], steps, learning_rate, batch_size, seed)
+        train_gates(model, [list(chain(*own)) for own in train.values()], **options)
         seconds, after = round(time.perf_counter() - start, 1), perplexities(model, test)
         texts = {name: len(own) for name, own in test.items()} | {"all": sum(map(len, test.values()))}
         table = {n: {"texts": texts[n], "before": before[n], "after": after[n]} for n in texts}
         items = copy_files(source, gates, writing)
         if old:
-            tuned: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
-            tuned |= {"max_length": length, "perplexity": table}
+            tuned = {**options, "max_length": length, "perplexity": table}
             record = edited_record(old, old.recipe, out) | {"tuned": tuned}
             write_record(writing, record, summarize(old.recipe, old.kind, items))
     trained = sum(gate.numel() for gate in gates.values())
@@ -92,7 +91,7 @@ def split_texts(path: str | Path, holdout: float) -> tuple[list[str], list[str]]
     texts = read_domain(path)
     if len(texts) < 2:
         raise MergeError(f"{path} has one text. Give at least 2: one to train on, one to measure with.")
-    held_out = spread(texts, max(1, min(round(len(texts) * holdout), MOST, len(texts) - 1)))
+    held_out = spread(texts, max(1, min(round(len(texts) * holdout), MAX_TEXTS, len(texts) - 1)))
     chosen = set(held_out)
     return [text for text in texts if text not in chosen], held_out
 

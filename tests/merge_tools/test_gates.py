@@ -166,7 +166,7 @@ def test_statistics_that_are_missing_or_changed_show_in_a_verification(experts, 
     compose(ridge_recipe(experts(2), samples), tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "gate_statistics")
     found = verify(tmp_path / "out")
-    assert found["compared"]["gates"] == 0 and "birds.safetensors does not exist" in found["notes"][0]
+    assert found["compared"]["gates"] == 0 and "birds.safetensors cannot be read" in found["notes"][0]
 
 
 def test_the_same_samples_are_an_error_and_few_are_a_warning(experts, samples, tmp_path):
