@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from run_tools.versions import __version__
 
@@ -22,7 +21,7 @@ from .low_rank import Factors
 from .output import mixture_config, write_config, write_tokenizer
 from .recipe import Recipe, read_recipe
 from .record import Hashes, source_record, write_record
-from .sources import DTYPES, NAMES, Source, open_source
+from .sources import DTYPES, NAMES, Source, open_file, open_source
 from .writer import BYTES, SHARD_BYTES, Item, new_folder, write_tensors
 
 CENTROIDS = "domain_centroids"  # the tensor of the centroids of the experts' clusters
@@ -190,11 +189,9 @@ def centroid_items(recipe: Recipe) -> list[Item]:
     """
     if recipe.centroids is None:
         return []
-    try:
-        found = load_file(recipe.centroids)
-    except Exception as error:  # of the file system, or of safetensors
-        raise MergeError(f"centroids={recipe.centroids!r} cannot be read: {error}") from error
-    shapes, count = [tuple(tensor.shape) for tensor in found.values()], len(recipe.experts)
+    with open_file(Path(recipe.centroids)) as file:
+        found = [file.get_tensor(name) for name in file.offset_keys()]
+    shapes, count = [tuple(tensor.shape) for tensor in found], len(recipe.experts)
     if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] != count:
         raise MergeError(f"{recipe.centroids} has tensors of shapes {shapes}, expected one of ({count}, size).")
-    return [Item(CENTROIDS, "F32", shapes[0], "centroids", tensor.clone) for tensor in found.values()]
+    return [Item(CENTROIDS, "F32", shapes[0], "centroids", tensor.clone) for tensor in found]

@@ -19,8 +19,7 @@ from .check import check_sources, mixture_class
 from .compose import CENTROIDS, mixture_items, summarize
 from .errors import MergeError
 from .families import FAMILIES, MIXTURES
-from .gate_statistics import FOLDER, Gates, collect_statistics, fit_gates
-from .gates import find_equal_rows, new_rows
+from .gates import FOLDER, Gates, collect_statistics, find_equal_rows, fit_gates, new_rows
 from .low_rank import Factors
 from .mixture import Mixture
 from .output import dense_config, mixture_config, write_config, write_tokenizer
@@ -73,15 +72,14 @@ def add(
         base = old.open_source("base") if recipe.gate_mode in TEXTS_OF else old.shared
         rows = new_rows(recipe, base, layers, [new], [row])
         values = {layer: torch.cat([gate, rows[layer]]) for layer, gate in old.gates().items()}
-        warnings.extend(find_equal_rows(values, recipe.names))
-        return Gates(values, {"mode": recipe.gate_mode})
+        return Gates(values, {"mode": recipe.gate_mode}, find_equal_rows(values, recipe.names))
 
     record = edited_record(old, recipe, out)
     record["experts"].append(source_record(source, hashes, out) | {"row": row})
     written = write_mixture(old, recipe, [*old.views, source], make_gates, record, out)
     if "tuned" in old.record:
         warnings.append(TUNED.format(new.name, out))
-    return written | {"warnings": warnings}
+    return written | {"warnings": warnings + written["warnings"]}
 
 
 def remove(mixture: str | Path, expert: str, out: str | Path) -> dict[str, Any]:
@@ -153,7 +151,7 @@ def write_mixture(
             record["energies"] = {name: known[name] for name in recipe.names if name in known}
         record |= {"gates": gates.info or record["gates"], "format": kind.model_type}
         write_record(folder, record | {"written": write_tokenizer(old.folder, folder)}, summary)
-    return summary
+    return summary | {"warnings": gates.warnings}
 
 
 def extract(mixture: str | Path, expert: str, out: str | Path) -> dict[str, Any]:

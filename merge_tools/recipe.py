@@ -22,6 +22,7 @@ GateMode = Literal["random", "hidden", "cheap_embed", "ridge", "none"]
 Policy = Literal["token", "sequence_soft", "sequence_hard", "domain"]
 Format = Literal["auto", "lexicon", "mixtral", "qwen2_moe", "qwen3_moe", "flex_olmo"]
 TEXTS_OF = {"hidden": "positive_prompts", "cheap_embed": "positive_prompts", "ridge": "samples"}
+PATHS = ("base_model", "centroids", "source_model", "samples")
 # names of mergekit
 SAME = {
     ("average", "linear"): "mean",
@@ -145,16 +146,16 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
     if not isinstance(given, list | tuple) or len(given) < 2:
         raise MergeError(f"experts must be a list of two or more, got {short_repr(given)}.")
     experts = [e if isinstance(e, dict) else {"source_model": e} for e in given]
-    options["experts"] = [read_keys(ExpertRecipe, f"expert {number}", e) for number, e in enumerate(experts, 1)]
-    recipe = read_keys(Recipe, "the recipe", options)
+    options["experts"] = [read_keys(ExpertRecipe, f"expert {number}", e, folder) for number, e in enumerate(experts, 1)]
+    recipe = read_keys(Recipe, "the recipe", options, folder)
     name_experts(recipe.experts)
     set_defaults(recipe)
     check_values(recipe)
-    return with_paths(recipe, folder)
+    return recipe
 
 
-def read_keys(kind: type, where: str, options: dict[str, Any]) -> Any:
-    """A recipe or an expert with these keys. Raises a `MergeError` for a key or a value that is not known, or of another type."""
+def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | None) -> Any:
+    """A recipe or an expert with these keys; paths that exist in `folder` are relative to it, others to the working directory. Raises a `MergeError` for a key or a value that is not known, or of another type."""
     known = [f.name for f in fields(kind)]
     values: dict[str, Any] = {}
     for name, value in options.items():
@@ -167,6 +168,9 @@ def read_keys(kind: type, where: str, options: dict[str, Any]) -> Any:
             value = SAME.get((name, str(value)), str(value))
             if not value.strip():
                 raise MergeError(f"{name} in {where} is empty.")
+            if name in PATHS:
+                path = expand_user(value)
+                value = str(folder / path if folder and (folder / path).exists() else path)
             value = [value] if name.endswith("_prompts") else value
         if value is not None:
             values[name] = value
@@ -229,18 +233,3 @@ def check_values(recipe: Recipe) -> None:
     }
     if problem := next((message for message, found in problems.items() if found), None):
         raise MergeError(problem)
-
-
-def with_paths(recipe: Recipe, folder: Path | None) -> Recipe:
-    """Resolves paths relative to the recipe's folder; those that do not exist there stay relative to the working directory."""
-
-    def resolve(path: str | None) -> str | None:
-        expanded = expand_user(path) if path else None
-        if expanded and folder and (folder / expanded).exists():
-            return str(folder / expanded)
-        return str(expanded) if expanded else None
-
-    recipe.base_model, recipe.centroids = resolve(recipe.base_model), resolve(recipe.centroids)
-    for expert in recipe.experts:
-        expert.source_model, expert.samples = resolve(expert.source_model) or "", resolve(expert.samples)
-    return recipe

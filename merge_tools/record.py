@@ -15,7 +15,7 @@ from run_tools.pretrained import hub_id, published_name
 
 from .errors import MergeError
 from .families import FAMILIES, FORMATS
-from .sources import Source, read_json, weight_files
+from .sources import Source, read_json
 from .writer import write_json
 
 RECORD = "merge_record.json"
@@ -32,20 +32,13 @@ class Hashes:
     """The SHA-256 of the sources' files, computed by a thread while tensors are written."""
 
     def __init__(self, sources: Sequence[Source]):
-        pool, paths = ThreadPoolExecutor(1), {path for source in sources for path in files_of(source)}
+        pool, paths = ThreadPoolExecutor(1), {path for source in sources for path in source.files}
         self._known = {path: pool.submit(sha256_of, path) for path in sorted(paths)}
         pool.shutdown(wait=False)
 
     def of(self, source: Source) -> dict[str, str]:
         """Name of a file -> its SHA-256."""
-        return {path.name: self._known[path].result() for path in files_of(source)}
-
-
-def files_of(source: Source) -> list[Path]:
-    """The weights of a source; of an adapter its own and those of its base."""
-    if source.adapter is None:
-        return source.files
-    return [source.adapter.folder / "adapter_model.safetensors", *weight_files(source.adapter.base)]
+        return {path.name: self._known[path].result() for path in source.files}
 
 
 def sha256_of(path: Path) -> str:

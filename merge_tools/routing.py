@@ -76,8 +76,7 @@ def open_mixture(folder: str | Path, **options: Any):
     model, tokenizer = open_model(AutoModelForCausalLM, folder, **options).eval(), open_tokenizer(folder)
     if (folder / RECORD).is_file():
         return model, tokenizer, [expert["name"] for expert in read_record(folder)["experts"]]
-    count = getattr(model.config, "num_local_experts", None) or model.config.num_experts
-    return model, tokenizer, [f"expert {e}" for e in range(count)]
+    return model, tokenizer, [f"expert {e}" for e in range(model.config.num_experts)]
 
 
 def gates_of(model) -> dict[int, torch.nn.Parameter]:

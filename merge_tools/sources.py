@@ -33,10 +33,10 @@ MERGE_FIRST = "Merge it with peft first: model.merge_and_unload().save_pretraine
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter: its folder, its base's, whether it changes an MLP, and the temporary folder with the merged model."""
+    """A LoRA adapter: its folder, its file and those of its base, whether it changes an MLP, and the temporary folder with the merged model."""
 
     folder: Path
-    base: Path
+    files: list[Path]
     changes_mlp: bool
     merged: tempfile.TemporaryDirectory
 
@@ -48,6 +48,7 @@ class Source:
         name, origin: of the expert, or "base"; its path or Hub id, as in a recipe.
         folder: with config.json, weights and tokenizer.
         config: as transformers opens it.
+        files: with its weights; of an adapter its own and those of its base.
         specs: name -> dtype and shape of every tensor, in the order of the files.
         adapter: the adapter that was merged into it, if there is one.
     """
@@ -55,10 +56,11 @@ class Source:
     def __init__(self, name: str, origin: str, folder: Path, adapter: "Adapter | None" = None):
         self.name, self.origin, self.folder, self.adapter = name, origin, folder, adapter
         self.config = open_config(folder)
-        self.files = weight_files(folder)
+        weights = weight_files(folder)
+        self.files = adapter.files if adapter else weights
         self._places: dict[str, Path] = {}
         self.specs: dict[str, Spec] = {}
-        for path in self.files:
+        for path in weights:
             with open_file(path) as file:
                 for tensor in file.offset_keys():
                     part = file.get_slice(tensor)
@@ -250,5 +252,5 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
     for path in (place / name for place in (base, folder) for name in CARRIED):  # the adapter's own come last
         if path.is_file():
             shutil.copyfile(path, Path(scratch.name, path.name))
-    changes_mlp = any(".mlp." in tensor for tensor in stored)
-    return Source(name, origin, Path(scratch.name), Adapter(folder, base, changes_mlp, scratch))
+    files, changes_mlp = [folder / "adapter_model.safetensors", *weight_files(base)], any(".mlp." in n for n in stored)
+    return Source(name, origin, Path(scratch.name), Adapter(folder, files, changes_mlp, scratch))

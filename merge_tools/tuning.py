@@ -22,7 +22,7 @@ from .compose import summarize
 from .edit import edited_record
 from .errors import MergeError
 from .evaluation import MAX_TEXTS, Windows, cut_domains, pad, perplexities, spread
-from .gate_statistics import FOLDER
+from .gates import FOLDER
 from .mixture import Mixture
 from .record import RECORD, write_record
 from .routing import GATE, gates_of, open_mixture

@@ -10,8 +10,7 @@ from tqdm import tqdm
 from .check import mixture_class
 from .compose import CENTROIDS, centroid_items, mixture_items
 from .errors import MergeError
-from .gate_statistics import fit_gates
-from .gates import random_rows
+from .gates import fit_gates, random_rows
 from .low_rank import Factors
 from .mixture import Mixture
 from .output import mixture_config

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer
 
 from merge_tools import MergeError, add, compose, inspect, remove, verify
-from merge_tools.gate_statistics import HELD_OUT_SHARE, encode_beginnings
+from merge_tools.gates import HELD_OUT_SHARE, encode_beginnings
 from merge_tools.ridge import (
     HELD_OUT_TOKENS,
     Moments,
