@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
     "modeling": 14988,
     "keyphrase_tools, lite": 8565,
-    "merge_tools": 3200,
+    "merge_tools": 3250,
     "run_tools": 5593,
     "lexperts": 12228,
     "benchmarks": 2800,

@@ -120,12 +120,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def open_config(folder: Path):
-    """The configuration in a folder. Raises a `MergeError` of one line if transformers cannot open it."""
+    """The configuration in a folder, without a kernel that it names. Raises a `MergeError` of one line if transformers cannot open it."""
     from transformers import AutoConfig
 
     read_json(folder / "config.json")
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, attn_implementation="eager")
     except Exception as error:  # transformers raises anything for a damaged value
         raise MergeError(f"{folder / 'config.json'}: {one_line(error):.400}") from error
 
@@ -241,7 +241,8 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
     try:
         with open_file(folder / "adapter_model.safetensors") as file:
             stored = set(file.keys())
-        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", trust_remote_code=False, use_safetensors=True)
+        options = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": "eager"}
+        model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", **options)
         with_adapter = PeftModel.from_pretrained(model, folder)
         if unused := stored ^ set(get_peft_model_state_dict(with_adapter)):
             raise MergeError(f"{min(unused)!r} is only in its file, or only in the model that its settings give")

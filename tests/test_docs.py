@@ -307,4 +307,4 @@ def test_the_recipe_of_the_readme_is_composed_and_opened_by_the_lines_of_the_pag
     merge_tools.compose("mixture.yml", "mixture")
     assert run(block_of("merging.md", 'from_pretrained("mixture")'))["model"].config.model_type == "mixtral"
     space = run(block_of("merging.md", "by-domain"))
-    assert space["_"][0].shape[0] == 1
+    assert space["_"][-1].shape[0] == 1

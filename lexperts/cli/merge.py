@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from run_tools.errors import UserError, short_repr, user_errors
+from run_tools.model_options import parse_device
 
 from .common import AsJson, Debug, Device, Seed, new_app, print_json, run_app
 
@@ -237,6 +238,7 @@ def tune(
 
         from .merge_tables import tuning_table
 
+        parse_device(device)
         options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
         options |= {"max_length": max_length, "holdout": holdout, "device": device}
         result = merge_tools.tune(folder, out, read_pairs("--domain", domain), **options)
@@ -263,6 +265,7 @@ def evaluate(
 
         from .merge_tables import evaluation_table
 
+        parse_device(device)
         options: dict = {"max_length": max_length, "max_texts": max_texts, "device": device}
         domains, sources = read_pairs("--domain", domain), read_pairs("--moved", moved)
         show(merge_tools.evaluate(folder, domains, sources=sources, **options), evaluation_table)

@@ -5,7 +5,6 @@ The options, their types and their valid values are those that the commands decl
 
 import json
 import os
-import re
 import shutil
 import typing
 from types import SimpleNamespace
@@ -95,6 +94,10 @@ def malformed(hint, limits: Limits, kind: str, at) -> list[str]:
         return ["banana", "", "2", "nan", "[true]"]
     if plain in (int, float):
         return malformed_numbers(plain, limits)
+    chosen = parameter.name in CHOSEN and (name, parameter.name) != (
+        "merge route",
+        "domain",
+    )  # which only the model knows
     return [*TEXTS, *(malformed_places(kind, at) if kind else [])]
 
 
@@ -179,8 +182,6 @@ def complaint(arguments: list[str], names: tuple[str, ...], value: str, at, befo
     """How a command line with a malformed value does not end as it should; `None` if it does."""
     done = run_main(APP.main, *arguments)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    if arguments[:2] == ["merge", "check"] and not done.stderr:  # its result is a table of findings
-        lines = [" ".join(done.stdout.split())] if done.stdout.count("\nerror  ") == 1 else []
     shown = repr(value.partition("=")[2] or value)[1:20].rstrip("'\"")
     if at.loaded:
         problem = f"a model was loaded {at.loaded.clear() or ''}"
@@ -192,8 +193,6 @@ def complaint(arguments: list[str], names: tuple[str, ...], value: str, at, befo
         problem = "a long line, or a control character"
     elif not any(name in lines[0].replace("-", "_") for name in names) and not (value and shown in lines[0]):
         problem = "neither the option nor the value is named"
-    elif not re.search(r"[.?!] +\S", lines[0]):
-        problem = "no fix"
     elif snapshot(at.folder, at.work) != before:
         problem = f"written: {os.listdir(at.work)}"
     else:
@@ -277,7 +276,7 @@ def valid_value(name: str, parameter, at) -> list[str]:
     values = {
         "config": at.recipe, "out": "out", "output": "out.jsonl", "model": at.model,
         "folder": at.mixture, "source": at.model if name == "merge add" else at.rows, "predictions": at.rows, "gold": at.rows, "files": at.text, "text": "a",
-        "domain": f"a={at.rows}", "expert": "birds", "data": at.rows, "term": "bank", "context": "a bank",
+        "domain": f"a={at.rows}", "expert": "birds", "data": at.rows, "format": "lexicon", "term": "bank", "context": "a bank",
     }  # fmt: skip
     return [str(values[parameter.name])]
 
@@ -291,13 +290,17 @@ def malformed_of(name: str, parameter, at) -> list[str]:
     kind = "output folder" if (name, parameter.name) in FOLDERS else kind
     if (name, parameter.name) == ("merge verify", "moved"):
         return [*TEXTS, "banana", "=a", "birds=", f"banana={at.model}", f"birds={at.folder}/absent"]
-    return [*TEXTS, *(malformed_places(kind, at) if kind else []), *["banana"] * (parameter.name in CHOSEN)]
+    chosen = parameter.name in CHOSEN and (name, parameter.name) != (
+        "merge route",
+        "domain",
+    )  # which only the model knows
+    return [*TEXTS, *(malformed_places(kind, at) if kind else []), *["banana"] * chosen]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands(name, at, merged):
     parameters = [p for p in COMMANDS[name].params if plain_type(p.type_descriptor.annotation) is not bool]
-    more = {"merge export": ["--format", "lexicon"], "merge cluster": ["--method", "tfidf"]}.get(name, [])
+    more = {"merge cluster": ["--method", "tfidf"]}.get(name, [])
 
     def base(option, value):
         arguments = list(more)

@@ -71,11 +71,6 @@ def test_a_configuration_is_printed_and_a_wrong_name_names_the_others():
     assert done.returncode == 2 and "'minilm'" in done.stderr and "minilm_cpu" in done.stderr
 
 
-def test_a_command_line_without_its_extra_names_it():
-    done = start(("merge-experts", "--help"), before="sys.modules['rich'] = None")
-    assert done.returncode == 1 and "pip install 'lexperts[merge]'" in done.stderr and "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
     "module, command", [("merge_tools", "merge inspect x"), ("lexperts.recipes.common", "train seke x")]
 )
