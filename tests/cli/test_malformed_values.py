@@ -94,10 +94,6 @@ def malformed(hint, limits: Limits, kind: str, at) -> list[str]:
         return ["banana", "", "2", "nan", "[true]"]
     if plain in (int, float):
         return malformed_numbers(plain, limits)
-    chosen = parameter.name in CHOSEN and (name, parameter.name) != (
-        "merge route",
-        "domain",
-    )  # which only the model knows
     return [*TEXTS, *(malformed_places(kind, at) if kind else [])]
 
 
@@ -290,11 +286,8 @@ def malformed_of(name: str, parameter, at) -> list[str]:
     kind = "output folder" if (name, parameter.name) in FOLDERS else kind
     if (name, parameter.name) == ("merge verify", "moved"):
         return [*TEXTS, "banana", "=a", "birds=", f"banana={at.model}", f"birds={at.folder}/absent"]
-    chosen = parameter.name in CHOSEN and (name, parameter.name) != (
-        "merge route",
-        "domain",
-    )  # which only the model knows
-    return [*TEXTS, *(malformed_places(kind, at) if kind else []), *["banana"] * chosen]
+    known = parameter.name in CHOSEN and (name, parameter.name) != ("merge route", "domain")  # known to the model only
+    return [*TEXTS, *(malformed_places(kind, at) if kind else []), *["banana"] * known]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
