@@ -155,7 +155,10 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
 
 
 def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | None) -> Any:
-    """A recipe or an expert with these keys; paths that exist in `folder` are relative to it, others to the working directory. Raises a `MergeError` for a key or a value that is not known, or of another type."""
+    """A recipe or an expert with these keys; paths are relative to `folder` if they exist there, else to the working directory.
+
+    Raises a `MergeError` for a key or a value that is not known, or of another type.
+    """
     known = [f.name for f in fields(kind)]
     values: dict[str, Any] = {}
     for name, value in options.items():
@@ -185,10 +188,8 @@ def name_experts(experts: list[ExpertRecipe]) -> None:
 
     Raises a `MergeError` for two experts of one name, and for a name that is not safe in files and tables.
     """
-    unnamed, numbers = (
-        [expert.source_model for expert in experts if not expert.name],
-        defaultdict[str, Any](lambda: count(1)),
-    )
+    unnamed = [expert.source_model for expert in experts if not expert.name]
+    numbers = defaultdict[str, Any](lambda: count(1))
     for expert in experts:
         origin = expert.source_model
         if not expert.name:

@@ -65,10 +65,10 @@ class Source:
                 for tensor in file.offset_keys():
                     part = file.get_slice(tensor)
                     self.specs[tensor], self._places[tensor] = (part.get_dtype(), tuple(part.get_shape())), path
-        found = ["quantization_config"] if getattr(self.config, "quantization_config", None) else []
-        if found := found + [
-            f"{tensor} is {dtype}" for tensor, (dtype, _) in self.specs.items() if dtype not in DTYPES
-        ]:
+        found = [f"{tensor} is {dtype}" for tensor, (dtype, _) in self.specs.items() if dtype not in DTYPES]
+        if getattr(self.config, "quantization_config", None):
+            found.insert(0, "quantization_config")
+        if found:
             raise MergeError(f"{name}: {folder} is quantised ({found[0]}). Use it in bfloat16, float16 or float32.")
         self._drop_unused()
 
