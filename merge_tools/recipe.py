@@ -29,14 +29,23 @@ SAME = {
     ("gate_mode", "uniform_random"): "random",
     ("gate_mode", "hidden_last"): "hidden",
 }
-# What mergekit and mergoo have and Lexperts does not -> what to do. A value of None, 0, 1 or [] of a key has no effect, and is accepted.
+MERGED_BEFORE = "Merge with mergekit first, and give the result as base_model, with average: base."
+WHOLE_MLPS = "Experts are whole MLPs in all layers."
+# What mergekit and mergoo have and Lexperts does not -> what to do. A value without an effect is accepted.
 OTHER_KEYS = {
     "noise_scale": "Experts are copied byte by byte. Tune the gates after the merge to break symmetry.",
     "residual_scale": "Experts are copied byte by byte. Scale down_proj in the expert's checkpoint first.",
     "shared_experts": "Every expert is routed.",
     "tokenizer_source": "The base's tokenizer is written. Set base_model to the model that has it.",
-    "density": "Merge with mergekit first, and give the result as base_model, with average: base.",
-    "router_layers": "Experts are whole MLPs in all layers.",
+    "density": MERGED_BEFORE,
+    **dict.fromkeys(("router_layers", "router_layers_index", "attention"), WHOLE_MLPS),
+    "include_base": "List the base as an expert: {source_model: BASE, name: base}.",
+    "weights": "Give each expert its weight.",
+    "allow": "Write tokenizer: base to accept experts with another vocabulary.",
+}
+OTHER_VALUES = {
+    **{("average", name): MERGED_BEFORE for name in ("slerp", "ties", "dare", "dare_ties", "dare_linear")},
+    **{("gate_mode", name): "Use hidden or ridge." for name in ("hidden_avg", "router_input", "centroid", "anchor")},
 }
 ARCHITECTURES = {"mixtral": "mixtral", "qwen moe": "qwen2_moe", "qwen3 moe": "qwen3_moe"}  # mergekit's -> the format
 
@@ -162,13 +171,15 @@ def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | No
     known = [f.name for f in fields(kind)]
     values: dict[str, Any] = {}
     for name, value in options.items():
-        if name in OTHER_KEYS and value in (None, 0, 1, []):
+        if name in OTHER_KEYS and (value in (None, 0, []) or (name, value) == ("residual_scale", 1)):
             continue
         if name not in known:
             way = f" {OTHER_KEYS[name]}" if name in OTHER_KEYS else did_you_mean(str(name), known)
             raise MergeError(f"Unknown key {short_repr(name)} in {where}.{way}")
         if isinstance(value, str | Path):
             value = SAME.get((name, str(value)), str(value))
+            if way := OTHER_VALUES.get((name, value)):
+                raise MergeError(f"{name}: {value} is not supported. {way}")
             if not value.strip():
                 raise MergeError(f"{name} in {where} is empty.")
             if name in PATHS:
