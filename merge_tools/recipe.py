@@ -177,9 +177,9 @@ def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | No
             way = f" {OTHER_KEYS[name]}" if name in OTHER_KEYS else did_you_mean(str(name), known)
             raise MergeError(f"Unknown key {short_repr(name)} in {where}.{way}")
         if isinstance(value, str | Path):
-            value = SAME.get((name, str(value)), str(value))
-            if way := OTHER_VALUES.get((name, value)):
-                raise MergeError(f"{name}: {value} is not supported. {way}")
+            value = str(SAME.get((name, str(value)), value))
+            if advice := OTHER_VALUES.get((name, value)):
+                raise MergeError(f"{name}: {value} is not supported. {advice}")
             if not value.strip():
                 raise MergeError(f"{name} in {where} is empty.")
             if name in PATHS:
