@@ -2,10 +2,21 @@
 
 import errno
 import hashlib
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from .errors import FULL
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
 
 # of drives that cannot flush a folder, such as network and FUSE drives
 NO_FLUSH = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF, errno.ENOSYS}
@@ -57,3 +68,27 @@ def describe_space(error: OSError, path: Path) -> OSError:
         return error if error.filename else OSError(error.errno, error.strerror, str(path))
     problem, fix = FULL[error.errno]
     return OSError(f"{problem} for {path}. {fix}, and repeat the command to resume.")
+
+
+@contextmanager
+def locked(path: Path, wait: bool = False) -> Iterator[IO[bytes]]:
+    """Opens a file to append to it, and locks it until the end of the context.
+
+    Args:
+        wait: for another process that has locked it, which is logged.
+
+    Raises:
+        BlockingIOError: if another process has locked it, without `wait`.
+    """
+    with path.open("ab") as file:
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise BlockingIOError(f"Another process writes {path}. Wait for it, or stop it.") from None
+            logger.warning("Another process writes %s; waiting for it.", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
+        yield file

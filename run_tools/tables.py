@@ -1,0 +1,87 @@
+"""JSON Lines as CSV files for spreadsheets, and as Parquet files."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+from .rows import DELIMITERS
+
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def write_table(lines: Path, output: Path, suffix: str, types: Mapping) -> None:
+    """Writes the rows of a JSON Lines file, which is read twice: first for the columns.
+
+    Args:
+        suffix: .parquet, .csv or .tsv.
+        types: Arrow types that are known. A column of several types, such as ids that are numbers and texts, is one of texts.
+    """
+    if suffix == ".parquet":
+        write_parquet(lines, output, types)
+        return
+    names = {name: None for group in groups(lines) for row in group for name in flatten(row) if name != "error"}
+    with output.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, [*names, "error"], "", delimiter=DELIMITERS[suffix], lineterminator="\r\n")
+        writer.writeheader()
+        writer.writerows(flatten(row) for group in groups(lines) for row in group)
+
+
+def groups(lines: Path) -> Iterator[list[dict]]:
+    """The rows of a JSON Lines file, in groups that are in memory together."""
+    with lines.open("rb") as file:
+        while group := list(map(json.loads, islice(file, 4096))):
+            yield group
+
+
+def flatten(row: Mapping) -> dict[str, str]:
+    """The cells of a row. A list of texts is joined by "; ", and so are the first fields of a list of objects; of `keyphrases` those with
+    a score, and after them the column `scores`: candidates that do not occur have none. Other values are JSON. A cell that a
+    spreadsheet would run as a formula has an apostrophe before it.
+    """
+    cells = {}
+    for name, value in row.items():
+        if isinstance(value, list) and value and all(isinstance(item, dict) and item for item in value):
+            if name == "keyphrases":
+                value = [item for item in value if isinstance(item.get("score"), (int, float))]
+                cells["scores"] = "; ".join(f"{item['score']:.4f}" for item in value)
+            value = [str(next(iter(item.values()))) for item in value]
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            value = "; ".join(value)
+        if not isinstance(value, str):
+            value = "" if value is None else json.dumps(value, ensure_ascii=False)
+        cells[name] = f"'{value}" if value.startswith(FORMULA) and not NUMBER.fullmatch(value) else value
+    return cells
+
+
+def write_parquet(lines: Path, output: Path, types: Mapping) -> None:
+    """Writes a Parquet file, see `write_table`."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    text = pyarrow.string()
+
+    def merge(type, values: list):
+        """The type of earlier and new values; text if there is none, or if Parquet cannot hold it."""
+        pair = [pyarrow.schema([("x", one)]) for one in (type, pyarrow.array(values).type)]
+        merged = pyarrow.unify_schemas(pair, promote_options="permissive").field("x").type
+        return text if "struct<>" in str(merged) else merged
+
+    found: dict = {}
+    for group in groups(lines):
+        for name in {name: None for row in group for name in row}:
+            try:
+                found[name] = merge(found.get(name, pyarrow.null()), [row.get(name) for row in group])
+            except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
+                found[name] = text
+    schema = pyarrow.schema({**found, "error": text, **types})
+    with ParquetWriter(output, schema, compression="zstd") as writer:
+        for group in groups(lines):
+            for row in group:
+                for name, value in row.items():
+                    is_other = schema.field(name).type == text and not isinstance(value, str | None)
+                    row[name] = json.dumps(value, ensure_ascii=False) if is_other else value
+            writer.write_table(pyarrow.Table.from_pylist(group, schema))

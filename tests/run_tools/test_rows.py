@@ -1,0 +1,131 @@
+"""`Source`: the rows of files of every format, and errors of rows, files and columns."""
+
+import csv
+import gzip
+import io
+import json
+import os
+
+import pyarrow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from run_tools.errors import UserError
+from run_tools.rows import Source, batched, csv_rows
+
+ROWS = [{"id": "ü1", "text": "Straße €5"}, {"id": "2", "text": 'na"ïve\n漢字'}]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+TABLE = 'id,text\nü1,Straße €5\n\n2,"na""ïve\n漢字"\n'
+
+
+def write(path, content):
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(content), path)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options"),
+    [
+        ("a.jsonl", LINES, {}),
+        ("a.jsonl.gz", gzip.compress(LINES.encode()), {}),
+        ("a.ndjson", LINES.replace("\n", "\n\n").encode("utf-8-sig"), {}),
+        ("a.json", json.dumps(ROWS, indent=1), {}),
+        ("a.json", LINES, {}),
+        ("a.csv", TABLE, {}),
+        ("a.csv", TABLE.replace(",", ";").encode("utf-16"), {"delimiter": ";", "encoding": "utf-16"}),
+        ("a.tsv", TABLE.replace(",", "\t").encode("utf-8-sig"), {}),
+        ("a.parquet", ROWS, {}),
+    ],
+)
+def test_the_rows_of_every_format(name, content, options, tmp_path):
+    source = Source(write(tmp_path / name, content), **options)
+    assert list(source) == ROWS and source.count() == 2 and source.columns == ["id", "text"]
+
+
+def test_texts_are_lines_of_a_file_and_files_of_a_folder(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("b.txt", "a.txt", ".hidden.txt", "out.txt"):
+        write(tmp_path / "in" / name, f"text of\n{name}\n")
+    assert list(Source(tmp_path / "in" / "a.txt")) == [{"text": "text of"}, {"text": "a.txt"}]
+    for place in (tmp_path / "in", tmp_path / "in" / "*.txt"):
+        source = Source(place, text_column="body", output=tmp_path / "in" / "out.txt")
+        assert list(source) == [{"id": name, "body": f"text of\n{name}\n"} for name in ("a.txt", "b.txt")]
+
+
+def test_rows_and_files_that_cannot_be_read_are_errors_of_their_own(tmp_path):
+    write(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n' + b"[" * 9999 + b"\n")
+    write(tmp_path / "b.jsonl.gz", gzip.compress(LINES.encode())[:-9])
+    write(tmp_path / "c.jsonl", LINES)
+    found = list(Source(tmp_path))
+    good = [row for row in found if isinstance(row, dict)]
+    assert good[0] == {"text": "a"} and good[-2:] == ROWS
+    errors = [str(row) for row in found if isinstance(row, ValueError)]
+    assert ["line 2" in errors[0], "line 3" in errors[1], "b.jsonl.gz cannot be read" in errors[2]] == [True] * 3
+    (tmp_path / "table").mkdir()
+    write(tmp_path / "table" / "a.csv", 'id,text\n1,"a"b\n2\n3,c\n')
+    found = list(Source(tmp_path / "table"))
+    assert [type(row) for row in found] == [ValueError, ValueError, dict] and "row 2" in str(found[1])
+    write(tmp_path / "table" / "a.csv", "id,text\n1,é\n".encode("latin-1"))
+    with pytest.raises(UserError, match="--encoding"):
+        Source(tmp_path / "table").check_columns(["text"])
+
+
+def test_a_lost_connection_is_not_a_damaged_file(tmp_path, monkeypatch):
+    source = Source(write(tmp_path / "a.jsonl", LINES))
+    monkeypatch.setattr(source.fs, "open", lambda *_, **__: (_ for _ in ()).throw(ConnectionResetError("reset")))
+    with pytest.raises(ConnectionResetError):
+        list(source)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "is no file"),
+        ({"a.jsonl": ""}, "no documents"),
+        ({"a.jsonl": LINES, "b.csv": TABLE}, r"\.csv, \.jsonl"),
+        ({"a.csv": "id,text,id\n1,a,2\n"}, "two columns 'id'"),
+        ({"a.csv": "id;txt\n1;a\n"}, "'text'.*--delimiter ';'"),
+        ({"a.jsonl": '{"id": 1, "texts": "a"}\n'}, "'text'.*'id', 'texts'.*Did you mean 'texts'"),
+    ],
+)
+def test_what_cannot_be_used_is_named(files, message, tmp_path):
+    for name, content in files.items():
+        write(tmp_path / name, content)
+    with pytest.raises((UserError, FileNotFoundError), match=message):
+        Source(tmp_path).check_columns(["text"])
+
+
+def test_the_state_changes_with_the_files_and_not_with_their_folder(tmp_path):
+    (tmp_path / "old").mkdir()
+    path = write(tmp_path / "old" / "a.jsonl", LINES)
+    state = Source(path).state()
+    os.rename(tmp_path / "old", tmp_path / "new")
+    assert Source(tmp_path / "new" / "a.jsonl").state() == state and "1 file, 7" in state
+    os.utime(tmp_path / "new" / "a.jsonl", (0, 0))
+    assert Source(tmp_path / "new" / "a.jsonl").state() != state
+
+
+@given(st.lists(st.text(max_size=9), max_size=9), st.integers(1, 4))
+def test_batches_hold_all_rows_and_few_long_ones(texts, size):
+    rows = [{"text": text} for text in texts]
+    found = list(batched(rows, size, characters=2))
+    assert [row for batch in found for row in batch] == rows
+    for batch in found[:-1]:
+        lengths = [len(row["text"]) for row in batch]
+        assert len(batch) == size or sum(lengths) >= 2 * size > sum(lengths[:-1])
+
+
+CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff") | st.sampled_from('",\n\r'))
+
+
+@given(st.lists(st.tuples(CELL, CELL), min_size=1, max_size=5))
+def test_what_csv_writes_is_read(rows):
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([("a", "b"), *rows])
+    found = [row for _, row in csv_rows(io.BytesIO(text.getvalue().encode()), ",")]
+    assert found == [{"a": a, "b": b} for a, b in rows]
