@@ -106,7 +106,7 @@ $(READY): $(DEMO)
 	touch $(READY)
 
 # its wheel contains modules of keyphrase_tools and run_tools
-$(LITE): $(READY) $(wildcard lite/*.* lite/lexperts_lite/* keyphrase_tools/*.py run_tools/*.py run_tools/corpus/*.py)
+$(LITE): $(READY) $(wildcard lite/*.* lite/lexperts_lite/* keyphrase_tools/*.py run_tools/*.py)
 	$(PIP) --no-deps ./lite
 	touch $(LITE)
 

@@ -4,7 +4,7 @@
     python examples/ray_keyphrases.py "s3://bucket/documents/*.parquet" s3://bucket/keyphrases --workers 8 --gpus-per-worker 1
 
 Each worker loads the model once. Documents that cannot be processed have a reason in the column `error`. This writes many files
-in any order and starts over after an interruption. `lexperts keyphrases extract --engine ray` resumes and writes one file in the
+in any order and starts over after an interruption. `lexperts keyphrases extract --workers 8` resumes and writes one file in the
 order of the source.
 """
 

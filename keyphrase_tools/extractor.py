@@ -5,19 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from run_tools.corpus.documents import check_document
-from run_tools.corpus.failures import process_valid
-from run_tools.fingerprints import describe_model
-from run_tools.memory import MemoryRelease
 from run_tools.model_options import is_packaged
 from run_tools.packaged import locate_model
-from run_tools.processes import prepare_process
+from run_tools.processes import MemoryRelease, prepare_process
+from run_tools.run_over import process_each
 
 from .call_options import check_batch_size, check_call_options
 from .input_documents import split_into_blocks
 from .loading import open_extractor
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from .reader import SORT_WINDOW
+from .rows import to_document
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")
 MENTION_FIELDS = ("start", "end", "field", "score")
@@ -69,8 +67,6 @@ class KeyphraseExtractor:
     ```
     """
 
-    results = ("keyphrases",)
-
     def __init__(
         self,
         model: str | Path | KeyphraseExtractionPipeline | None = None,
@@ -95,7 +91,6 @@ class KeyphraseExtractor:
         self.batch_size = check_batch_size(batch_size) or 16
         self.loading = {"device": device, "dtype": dtype, "backend": backend, "trust_remote_code": trust_remote_code}
         self.num_threads, self.options = num_threads, check_call_options(**options)
-        self._described: tuple | None = None  # the model's files when `describe` was called
         if (candidates := self.options.get("candidates")) is not None and candidates.per_document:
             raise ValueError(
                 "candidates has one list per document. Batches need one list or mapping for all documents."
@@ -107,12 +102,19 @@ class KeyphraseExtractor:
         if isinstance(self.model, KeyphraseExtractionPipeline):
             return self.model
         name = locate_model(self.model)
-        state = folder_state(name)
-        if self._described not in (None, state):
-            raise RuntimeError(
-                f"The model in {name} has changed since this run began. Start again, with a copy of the model."
-            )
-        return load_pipeline(name, state, **self.loading)
+        return load_pipeline(name, folder_state(name), **self.loading)
+
+    def open(self) -> Callable[[Sequence[dict]], list[dict]]:
+        """Loads the model -> a function from documents `{"title", "text"}` to their keyphrases, for `run_over`. Raises a
+        `ValueError` for invalid options.
+        """
+        extract = self.open_pipeline()
+        list(extract(["Keyphrases."], **self.options))
+        return lambda documents: self._extract(extract, documents)
+
+    def check(self, row: Mapping) -> dict:
+        """A row as a document. Raises a `ValueError` if its text or title is not a text."""
+        return to_document(row, self.text_column, self.title_column)
 
     def __call__(self, batch):
         """Adds the keyphrases of a batch; see the class."""
@@ -127,16 +129,12 @@ class KeyphraseExtractor:
                 f"The input has a column {taken[0]!r}, which is the name of a result. Rename it, or list the columns to keep "
                 "without it: columns=[...]."
             )
-        documents = [
-            {"text": text, "title": title}
-            for text, title in zip(
-                _values(columns[self.text_column]),
-                _values(columns[self.title_column]) if self.title_column else [None] * len(columns[self.text_column]),
-                strict=True,
-            )
-        ]
-        results = self.read_documents(documents)
-        added = {"keyphrases": [phrases for phrases, _ in results], "error": [error for _, error in results]}
+        names = [self.text_column, *([self.title_column] if self.title_column else [])]
+        values = zip(*(_values(columns[name]) for name in names), strict=True)
+        rows = [dict(zip(names, row, strict=True)) for row in values]
+        extract = self.open_pipeline()
+        results = process_each(lambda documents: self._extract(extract, documents), rows, self.check)
+        added = {name: [result.get(name) for result in results] for name in ("keyphrases", "error")}
         if "pyarrow" in sys.modules and isinstance(batch, sys.modules["pyarrow"].Table):
             import pyarrow
 
@@ -148,51 +146,20 @@ class KeyphraseExtractor:
             return batch[kept].assign(**added)
         return {name: columns[name] for name in kept} | added
 
-    def process_rows(
-        self, rows: Sequence[Mapping], progress: Callable[[float], None] = lambda documents: None
-    ) -> list[dict]:
-        """The results of rows, `{"keyphrases"}` or `{"error"}`; see `block_runs`.
-
-        Args:
-            rows: documents with the text column and optionally the title column.
-            progress: is called with the number of documents that were read, which may be a fraction.
-        """
-        documents = [
-            {"text": row.get(self.text_column), "title": row.get(self.title_column) if self.title_column else None}
-            for row in rows
-        ]
-        results = self.read_documents(documents, progress)
-        return [{"keyphrases": phrases} if error is None else {"error": error} for phrases, error in results]
-
-    def read_documents(
-        self, documents: Sequence[dict], progress: Callable[[float], None] = lambda documents: None
-    ) -> list[tuple[list[dict] | None, str | None]]:
-        """The keyphrases and the error of each document `{"text", "title"}`; one of the two is `None`."""
-        extract = self.open_pipeline()
-
-        def check(document: dict) -> tuple[dict | None, str | None]:
-            return check_document(document, self.text_column, self.title_column)
-
-        return process_valid(lambda items: self._extract(extract, items, progress), documents, check, progress)
-
-    def _extract(self, extract, documents: Sequence[dict], progress: Callable[[float], None]) -> list[list[dict]]:
+    def _extract(self, extract, documents: Sequence[dict]) -> list[dict]:
         """The results of documents that are all valid."""
         is_long = any(len(document["text"]) > LONG for document in documents)
         if extract.device.type != "cpu" and not is_long:  # the pipeline prepares batches ahead
-            results = []
-            for phrases in extract(iter(documents), batch_size=self.batch_size, **self.options):
-                results.append(self._result(phrases))
-                progress(1)
-            return results
+            found = extract(iter(documents), batch_size=self.batch_size, **self.options)
+            return [{"keyphrases": self._result(phrases)} for phrases in found]
         of_document: dict[int, list[dict]] = {}
         release = MemoryRelease()
         for block in split_into_blocks(documents, SORT_WINDOW * self.batch_size):
             first = len(of_document)
             for read in extract.read_block(block, batch_size=self.batch_size, **self.options):
                 of_document |= {first + i: self._result(phrases) for i, phrases in read.finished.items()}
-                progress(sum(read.shares.values()))
                 release()
-        return [of_document[i] for i in range(len(documents))]
+        return [{"keyphrases": of_document[i]} for i in range(len(documents))]
 
     def _result(self, phrases: list[dict]) -> list[dict]:
         """The keyphrases of one document with the same fields for every document."""
@@ -203,24 +170,6 @@ class KeyphraseExtractor:
                     _with_field({name: mention.get(name) for name in MENTION_FIELDS}) for mention in phrase["mentions"]
                 ]
         return results
-
-    def describe(self) -> dict:
-        """Everything on which the results depend: model, weights, tokenizer and options. The model is loaded.
-
-        Raises:
-            ValueError: for invalid options.
-        """
-        if not isinstance(self.model, KeyphraseExtractionPipeline):  # before it is loaded: a change meanwhile is found
-            self._described = folder_state(locate_model(self.model))
-        extract = self.open_pipeline()
-        list(extract(["Keyphrases."], **self.options))
-        name = str(getattr(extract.model, "name_or_path", "") or type(extract.model).__name__)
-        settings = {**extract._preprocess_params, **extract._postprocess_params, **self.options}
-        if (candidates := settings.get("candidates")) is not None:
-            settings["candidates"] = candidates.fingerprint()
-        settings |= {"text_column": self.text_column, "title_column": self.title_column, "mentions": self.mentions}
-        settings |= {"batch_size": self.batch_size, "dtype": self.loading["dtype"]}
-        return {**describe_model(extract.model, extract.tokenizer, name), **settings}
 
     def types(self) -> dict:
         """The Arrow types of the columns that are added."""

@@ -1,9 +1,10 @@
 """Rows of documents: the texts that a model reads, and how many of their keyphrases it can find."""
 
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from run_tools.corpus.documents import Corpus, check_document
 from run_tools.errors import UserError, short_repr
+from run_tools.rows import Row
 
 from .clean_text import clean
 from .words import join_title
@@ -40,21 +41,48 @@ def describe_coverage(rows) -> str:
     return f"{sentence}; {absent:,} do not and cannot be extracted." if absent else f"{sentence}."
 
 
-def read_texts(corpus: Corpus, max_documents: int | None = None) -> tuple[dict[int, str], dict[int, str]]:
+def to_document(row: Mapping, text_column: str = "text", title_column: str | None = "title") -> dict:
+    """A row as a document `{"title", "text"}` of the pipeline. Raises a `ValueError` if its text or title is not a text.
+
+    Args:
+        row: the text is a text or a list of words, which are joined by blanks; the title may be missing, `None` or NaN.
+    """
+    if text_column not in row:
+        raise ValueError(f"there is no {text_column!r}; columns: {', '.join(map(repr, row))}")
+    text, title = row[text_column], row.get(title_column) if title_column else None
+    text = text.tolist() if hasattr(text, "tolist") else text
+    if isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text):
+        text = " ".join(text)
+    # pandas marks missing values by NaN, NA or NaT
+    if (isinstance(title, float) and title != title) or type(title).__name__ in ("NAType", "NaTType"):
+        title = None
+    for column, value, is_valid in (
+        (text_column, text, isinstance(text, str)),
+        (title_column, title, isinstance(title, str | None)),
+    ):
+        if not is_valid:
+            raise ValueError(f"{column!r} is {value!r:.60}, not a text")
+    return {"title": title, "text": text}
+
+
+def read_texts(
+    rows: Iterable[Row], text_column: str, title_column: str, max_documents: int | None = None
+) -> tuple[dict[int, str], dict[int, str]]:
     """Reads the first documents, each with its title and text joined.
 
     Returns:
         The texts by document index, and the error messages of the documents that cannot be read or are empty.
     """
     texts, errors = {}, {}
-    for row in islice(corpus.read(), max_documents):
-        document, error = None, row.error
-        if row.values is not None:
-            document = {"text": row.values[corpus.text_column], "title": row.values.get(corpus.title_column)}
-            document, error = check_document(document, corpus.text_column, corpus.title_column)
-        text = clean(join_title(document["title"], document["text"])) if document else ""
-        if text.strip():
-            texts[row.number] = text
-        else:
-            errors[row.number] = error or "it is empty"
+    for number, row in enumerate(islice(rows, max_documents)):
+        try:
+            if isinstance(row, ValueError):
+                raise row
+            document = to_document(row, text_column, title_column)
+            text = clean(join_title(document["title"], document["text"]))
+            if not text.strip():
+                raise ValueError("it is empty")
+            texts[number] = text
+        except ValueError as error:
+            errors[number] = str(error)
     return texts, errors

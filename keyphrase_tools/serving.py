@@ -25,7 +25,7 @@ except ImportError as error:
         f"The server needs {error.name}. Install it with: pip install 'lexperts[serve]'", name=error.name
     ) from error
 
-from run_tools.memory import MemoryRelease
+from run_tools.processes import MemoryRelease
 from run_tools.versions import __version__
 
 from .batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError

@@ -32,6 +32,10 @@ class UserError(ValueError):
         super().__init__("\n".join(map(escape, message.split("\n"))))
 
 
+class SettingsMismatchError(UserError):
+    """A file or folder holds the results of other settings, or is not known to be of a run; the message says how it differs."""
+
+
 def escape(text: str) -> str:
     """The text with control characters, lone surrogates and other invisible characters as escape sequences."""
     if text.isprintable():

@@ -59,22 +59,6 @@ def hash_tokenizer(tokenizer) -> str:
     return digest(content | {"special": tokenizer.special_tokens_map, "max": tokenizer.model_max_length})
 
 
-def hash_config(config) -> dict[str, str]:
-    """The fields of a configuration as JSON, so that a difference can be named; long values are replaced by their hash."""
-    settings = config.to_dict()
-    for name in ("_name_or_path", "transformers_version", "dtype", "custom_pipelines", "auto_map"):
-        settings.pop(name, None)
-    written = {f"config.{name}": json.dumps(value, sort_keys=True, default=str) for name, value in settings.items()}
-    return {name: text if len(text) < 100 else digest(text) for name, text in written.items()}
-
-
-def describe_model(model, tokenizer, name: str) -> dict[str, Any]:
-    """The settings of a run that identify a model: its name and weights, its tokenizer, and each field of its configuration."""
-    weights = {"name": name, "sha256": hash_weights(model)}
-    tokens = {"name": type(tokenizer).__name__, "sha256": hash_tokenizer(tokenizer)}
-    return {"model": weights, "tokenizer": tokens, **hash_config(model.config)}
-
-
 def digest(value) -> str:
     """The SHA-256 of a value as JSON."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)

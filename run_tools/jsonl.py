@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .corpus.text_rows import placed_json_rows
 from .errors import UserError
+from .rows import json_values
 
 EXAMPLE = '{"title": "...", "text": "...", "keyphrases": ["..."]}'
 
@@ -61,23 +61,13 @@ def missing_columns(row: Mapping, required: Sequence[str]) -> str | None:
 
 def rows_of_file(path: str | Path, example: str = EXAMPLE) -> Iterator[tuple[str, Any]]:
     """Yields the place and the value of each line that is not blank, or of each element of the array of a `.json` file.
-    Raises a `UserError` for a line that is not JSON, in UTF-8 or the encoding of the file's byte order mark.
+    Raises a `UserError` for a line that is not JSON in UTF-8.
     """
     with open(path, "rb") as file:
-        rows = placed_json_rows(file, may_be_array=Path(path).suffix.lower() == ".json")
-        while True:
-            where = str(path)
-            try:
-                place, parse = next(rows, (None, None))
-                if parse is None:
-                    return
-                where = f"{path}, {place}"
-                row = parse()
-            except ValueError as error:
-                reason, encoding, _ = str(error).partition("; pass --encoding")
-                fix = "Save the file as UTF-8." if encoding else f"Each line must be one object, such as {example}."
-                raise UserError(f"{where}: {reason}. {fix}") from error
-            yield where, row
+        for place, value in json_values(file, is_whole=Path(path).suffix.lower() == ".json"):
+            if isinstance(value, ValueError):
+                raise UserError(f"{path}, {place}: {value}. Each line must be one object, such as {example}.")
+            yield f"{path}, {place}", value
 
 
 def read_lines(path: Path) -> list[dict]:

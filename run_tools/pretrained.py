@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .cards import is_hub_id, join_card
-from .claims import locked, remove_empty
 from .errors import UserError
-from .files import hash_file, write_file
+from .files import hash_file, locked, write_file
 from .model_options import is_path
 
 
@@ -87,16 +86,17 @@ def write_once(folder: Path, write: Callable[[Path], None]) -> Path:
     """A folder of the cache. If it does not exist, `write` fills an empty folder, which is renamed once it is complete; processes wait for
     each other.
     """
-    workplace = folder.with_name(f".{folder.name}")
     if not folder.is_dir():
-        with locked(workplace, wait=True):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
             if not folder.is_dir():
-                staging = workplace / "new"  # what a process that was killed has left there is ours
+                staging = folder.with_name(
+                    f".{folder.name}.new"
+                )  # what a process that was killed has left there is ours
                 shutil.rmtree(staging, ignore_errors=True)
                 staging.mkdir()
                 write(staging)
                 staging.rename(folder)
-        remove_empty(workplace)
     return folder
 
 

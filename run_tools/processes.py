@@ -1,11 +1,14 @@
 """What processes that run PyTorch on many documents have in common: threads, and a bounded cache."""
 
+import ctypes
 import os
 import sys
+import time
 from contextlib import suppress
 
 PRIMITIVES = "64"
 SPINS = "10000"
+RELEASE = 5.0  # seconds
 PROCESS = os.getpid()  # another one later, in a process that was forked
 
 
@@ -41,3 +44,20 @@ def assigned_cores() -> int | None:
         with suppress(AssertionError):  # in the driver
             cores = ray.get_runtime_context().get_assigned_resources().get("CPU")
     return None if cores is None else max(1, int(cores))
+
+
+class MemoryRelease:
+    """Returns the free memory of glibc's heap to the system if five seconds have passed since the last time; called after each batch.
+
+    Batches of all lengths leave a fragmented heap, most of which is free: 640 of 850 MB after 1,000 abstracts.
+    """
+
+    def __init__(self):
+        self.last = time.monotonic()
+
+    def __call__(self) -> None:
+        """Takes 20 to 90 ms."""
+        if sys.platform == "linux" and time.monotonic() - self.last >= RELEASE:
+            with suppress(AttributeError, OSError):  # another C library
+                ctypes.CDLL(None).malloc_trim(0)
+            self.last = time.monotonic()

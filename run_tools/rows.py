@@ -179,30 +179,37 @@ def json_values(file, encoding: str | None = None, is_whole: bool = False) -> It
 def parse_json(content: bytes, encoding: str | None = None) -> Any:
     """The value of a text, or a `ValueError` that says why it has none."""
     try:
-        return json.loads(content.decode(encoding) if encoding else content)
+        return json.loads((content.decode(encoding) if encoding else content).rstrip())
+    except json.JSONDecodeError as error:
+        return ValueError(f"it is not valid JSON ({error.msg}, column {error.colno})")
     except (ValueError, RecursionError) as error:
-        return ValueError(f"it is not valid JSON ({error})")
+        return ValueError(f"it cannot be read ({error})")
 
 
-def csv_rows(file, delimiter: str, encoding: str | None = None) -> Iterator[tuple[str, Any]]:
+def csv_rows(file, delimiter: str, encoding: str | None = None, fill: bool = False) -> Iterator[tuple[str, Any]]:
     """The rows after the header, each after its place; a `ValueError` for one with other fields than the header, or with
-    text after a closing quote. Raises a `UserError` if two columns have the same name.
+    text after a closing quote. With `fill`, missing fields are `None`.
+
+    Raises:
+        UserError: if two columns have the same name.
     """
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(file, encoding or "utf-8-sig", newline="")
     reader, number = csv.reader(text, delimiter=delimiter, strict=True), 0
-    header = next(reader, [])
+    header: list[Any] = next(reader, [])
     if twice := [name for name in header if header.count(name) > 1]:
         raise UserError(f"it has two columns {twice[0]!r}. Rename one of them.")
     while True:
         number += 1
         try:
-            cells = next(reader, None)
+            cells: list[Any] | None = next(reader, None)
         except csv.Error as error:
             yield f"row {number}", error
             continue
         if cells is None:
             return
+        if fill and cells:
+            cells += [None] * (len(header) - len(cells))
         if len(cells) == len(header):
             yield f"row {number}", dict(zip(header, cells, strict=True))
         elif cells:  # not a blank line

@@ -9,9 +9,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import UserError, one_line, short_repr
+from .errors import UserError, one_line
 from .files import describe_space, locked, write_file
 from .rows import DELIMITERS, Source, batched
+from .settings import find_changes
 
 TABLES = (*DELIMITERS, ".parquet")
 LINES = (".jsonl", ".ndjson", ".json", "")
@@ -66,25 +67,32 @@ def run_over(
         raise UserError(
             f"{source.name}: the column {min(taken)!r} has the name of a result. Rename it, or leave it out."
         )
-    state, has_ids = source.state(), id_column in source.columns
-    with Output(out, {**settings, "source": state}, types) as output:
-        done = output.rows
-        if not output.is_finished:
-            from tqdm import tqdm
-            from tqdm.contrib.logging import logging_redirect_tqdm
+    state, ids = source.state(), id_column if id_column in source.columns else None
+    output = Output(out, {**settings, "source": state}, types)
+    if output.is_finished:
+        return Summary(output.rows, output.errors, 0)
+    from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
 
-            batches = unfinished(batched(source, batch_size), output)
-            with tqdm(total=source.count(), initial=done, unit=" documents") as bar, logging_redirect_tqdm():
-                for start, rows, found in process_batches(open_process, check, batches, workers):
-                    numbered = enumerate(zip(rows, found, strict=True), start)
-                    ids = id_column if has_ids else None
-                    output.write(columns(row, i, keep, ids) | result for i, (row, result) in numbered)
-                    bar.update(output.rows - bar.n)
-                    bar.set_postfix({"errors": output.errors} if output.errors else {})
-            if source.state() != state:
-                raise UserError(f"{source.name} has changed while it was read. Delete {out}, and repeat the command.")
-            output.finish()
-        return Summary(output.rows, output.errors, output.rows - done)
+    process = None if workers else open_process()  # before anything is written: a model may be missing
+    with output, tqdm(total=source.count(), unit=" documents") as bar, logging_redirect_tqdm():
+        done = bar.initial = output.rows
+        batches = unfinished(batched(source, batch_size), output)
+        if process is None:
+            from .ray_workers import process_by_ray
+
+            processed = process_by_ray(open_process, check, batches, workers)
+        else:
+            processed = ((start, rows, process_each(process, rows, check)) for start, rows in batches)
+        for start, rows, found in processed:
+            numbered = enumerate(zip(rows, found, strict=True), start)
+            output.write(columns(row, number, keep, ids) | result for number, (row, result) in numbered)
+            bar.update(output.rows - bar.n)
+            bar.set_postfix({"errors": output.errors} if output.errors else {})
+        if source.state() != state:
+            raise UserError(f"{source.name} has changed while it was read. Delete {out}, and repeat the command.")
+        output.finish()
+    return Summary(output.rows, output.errors, output.rows - done)
 
 
 def unfinished(batches: Iterable[list], output: "Output") -> Iterator[tuple[int, list]]:
@@ -96,19 +104,6 @@ def unfinished(batches: Iterable[list], output: "Output") -> Iterator[tuple[int,
                 output.cut(start)
             yield start, batch
         start += len(batch)
-
-
-def process_batches(open_process, check, batches: Iterable[tuple[int, list]], workers: int) -> Iterator[tuple]:
-    """The batches in order, each with the results of its rows."""
-    if workers:
-        from .ray_workers import process_by_ray
-
-        yield from process_by_ray(open_process, check, batches, workers)
-        return
-    process = None
-    for start, rows in batches:
-        process = process or open_process()
-        yield start, rows, process_each(process, rows, check)
 
 
 def columns(row: Any, number: int, keep: Sequence[str] | None, id_column: str | None) -> dict:
@@ -177,16 +172,9 @@ class Output:
         self.settings = json.loads(json.dumps(settings, default=str))
         self.rows = self.errors = 0
         self.is_finished, self._stack, self._saved = False, ExitStack(), time.monotonic()
+        self.compare()
 
     def __enter__(self):
-        finished = self.compare()
-        if finished and self.path.exists():
-            self.is_finished = self.path.stat().st_size == finished["bytes"]
-            if self.is_finished:
-                self.rows, self.errors = finished["rows"], finished["errors"]
-                return self
-            if self.is_table:
-                raise UserError(f"{self.path} has changed since it was written. Delete it, or choose another name.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.file = self._stack.enter_context(locked(self.lines))
         self.compare()  # another process may have begun
@@ -198,28 +186,25 @@ class Output:
         with suppress(OSError):  # of a full disk, which was raised before
             self._stack.close()
 
-    def compare(self) -> dict | None:
-        """What the record says of a finished run. Raises a `UserError` if the file is of other settings, or not of a run."""
+    def compare(self) -> None:
+        """Reads the record. Raises a `UserError` if the file is of other settings, or not of a run."""
         has_rows = any(path.exists() and path.stat().st_size for path in (self.path, self.lines))
         if not self.record.exists():
             if has_rows:
                 raise UserError(f"{self.path} already exists, and is not of a run. Choose another name, or delete it.")
-            return None
+            return
         try:
             record = json.loads(self.record.read_text(encoding="utf-8"))
-            old = dict(record["settings"])
-        except (ValueError, KeyError, TypeError) as error:
+            changes = "; ".join(find_changes(record["settings"], self.settings).values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.record} is damaged, or not of a run. Move it and {self.path} away.") from error
-        now = self.settings
-        changed = [name for name in old | now if old.get(name) != now.get(name)]
-        changes = "; ".join(
-            f"{one}={short_repr(old.get(one))} before, {short_repr(now.get(one))} now" for one in changed
-        )
-        if changed and has_rows:
-            raise UserError(
-                f"{self.path} is of other settings: {changes}. Repeat those, choose another name, or delete it."
-            )
-        return None if changed else record.get("finished")
+        if changes and has_rows:
+            raise UserError(f"{self.path} is of other settings: {changes}. Repeat those, or choose another name.")
+        finished = None if changes or not self.path.exists() else record.get("finished")
+        if finished and self.path.stat().st_size == finished["bytes"]:
+            self.is_finished, self.rows, self.errors = True, finished["rows"], finished["errors"]
+        elif finished and self.is_table:
+            raise UserError(f"{self.path} has changed since it was written. Delete it, or choose another name.")
 
     def write_record(self, record: dict) -> None:
         """Writes OUT.settings.json."""

@@ -39,7 +39,6 @@ SLOW_FILES = (
     "test_ray.py",
     "test_hub_contract.py",
     "test_serving.py",
-    "test_block_runs.py",
     "test_many_documents.py",
     "test_quickstart_and_readme.py",
     "test_training_contract.py",

@@ -1,12 +1,8 @@
-"""Runs over corpora in tests, whole and interrupted."""
+"""Runs over files in tests."""
 
 import json
-import os
 import runpy
 import sys
-import tempfile
-from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
@@ -14,31 +10,9 @@ import pytest
 from pyarrow import parquet
 
 from keyphrase_tools.extractor import KeyphraseExtractor
-from run_tools.corpus.block_runs import RunSummary, run_blocks
-from run_tools.corpus.documents import Corpus
-from run_tools.resume import ResumableOutput
+from run_tools.run_over import Summary, run_over
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-
-
-class Stop(Exception):
-    pass
-
-
-@contextmanager
-def bound_by_permissions(folder: Path):
-    """In this context root has the rights of an ordinary user, who may enter the folder."""
-    is_root, temporary = os.geteuid() == 0, Path(tempfile.gettempdir())
-    for path in (folder, *folder.parents) if is_root else ():
-        if temporary in path.parents:
-            path.chmod(0o755)
-    try:
-        if is_root:
-            os.seteuid(65534)
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
 
 
 def lines(path) -> list[dict]:
@@ -50,30 +24,10 @@ def write_jsonl(path, rows) -> Path:
     return path
 
 
-def extract_file(model, source, output, block_size=512, engine=None, **options) -> RunSummary:
+def extract_file(model, source, output, **options) -> Summary:
     """Extracts the keyphrases of files by a pipeline, or by a model's name."""
-    corpus = Corpus(source)
-    extractor = KeyphraseExtractor(model, corpus.text_column, corpus.title_column, **options)
-    return run_blocks(extractor, corpus, output, block_size=block_size, engine=engine)
-
-
-def interrupt(monkeypatch, blocks: int, *arguments, **options) -> None:
-    """Starts `extract_file` and stops it after some blocks."""
-    stop_after(monkeypatch, blocks, lambda: extract_file(*arguments, **options))
-
-
-def stop_after(monkeypatch, blocks: int, start: Callable) -> None:
-    """Starts a run and stops it after some blocks."""
-    write, left = ResumableOutput.write_block, iter(range(blocks))
-
-    def write_some(*args):
-        if next(left, None) is None:
-            raise Stop
-        write(*args)
-
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr(ResumableOutput, "write_block", write_some)
-        start()
+    extractor = KeyphraseExtractor(model, **{"title_column": "title", **options})
+    return run_over(extractor.open, source, output, {}, check=extractor.check, keep=[], types=extractor.types)
 
 
 def check_example(name: str, model: str, folder: Path, *options) -> None:
@@ -87,8 +41,7 @@ def check_example(name: str, model: str, folder: Path, *options) -> None:
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     found = pyarrow.concat_tables(map(parquet.read_table, sorted((folder / "out").glob("*.parquet")))).sort_by("id")
 
-    process = KeyphraseExtractor(model, title_column="title", top_k=10, num_threads=1)
-    run_blocks(process, Corpus(folder / "in.parquet"), folder / "whole.parquet")
+    extract_file(model, folder / "in.parquet", folder / "whole.parquet", top_k=10, num_threads=1)
     expected = parquet.read_table(folder / "whole.parquet")
     assert found.schema.names == expected.schema.names and found.to_pylist() == expected.to_pylist()
     assert any(found["keyphrases"].to_pylist()[0]) and found["error"].null_count == 39
@@ -105,19 +58,3 @@ def as_written(phrases, mentions=False) -> list[dict]:
         | ({"mentions": [with_field(mention) for mention in phrase["mentions"]]} if mentions else {})
         for phrase in phrases
     ]
-
-
-class Lengths:
-    """Adds the length of each text."""
-
-    results = ("length",)
-
-    def describe(self):
-        return {}
-
-    def process_rows(self, rows, progress=None):
-        lengths = [len(row["text"]) if isinstance(row.get("text"), str) else None for row in rows]
-        return [{"error": "it has no text"} if length is None else {"length": length} for length in lengths]
-
-    def types(self):
-        return {"length": pyarrow.int64(), "error": pyarrow.string()}

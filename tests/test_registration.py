@@ -72,7 +72,7 @@ def test_importing_changes_no_state_of_the_process():
         "            signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), logging.root.level, logging.root.handlers[:],\n"
         "            sys.getrecursionlimit(), sys.excepthook, threading.active_count(), os.getcwd(), socket.getdefaulttimeout(), gc.isenabled()]\n"
         "before = state()\n"
-        "import lexperts, run_tools.corpus.documents, keyphrase_tools.metrics, merge_tools, lexperts.cli.keyphrases\n"
+        "import lexperts, run_tools.run_over, keyphrase_tools.metrics, merge_tools, lexperts.cli.keyphrases\n"
         "import lexperts.recipes.lexicon.data\n"
         "print([i for i, (a, b) in enumerate(zip(before, state())) if a != b])"
     )

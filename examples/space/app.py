@@ -3,4 +3,4 @@
 from lexperts.app import AppSettings, launch
 
 if __name__ == "__main__":
-    launch(AppSettings(max_characters=10_000, max_file_mb=5, max_documents=500))
+    launch(AppSettings(max_characters=10_000))

@@ -1,14 +1,9 @@
 """The page of the app, in Gradio. What it shows is computed in the other modules."""
 
 import os
-import shutil
-import tempfile
-import time
 from functools import partial
-from html import escape
 from pathlib import Path
 
-from .batch import FORMATS, SUFFIXES, extract_file, read_columns
 from .marks import experts_html, keyphrases_html, message_html, section, yake_html
 from .mixtures import MAX_CHARACTERS, Mixture, routing_html
 from .reading import FLOOR, Reader
@@ -27,7 +22,6 @@ from .writing_tabs import writing_tabs
 
 TITLE = "Lexperts: keyphrases"
 ANY_STYLE = "any"
-NO_TITLE = "(none)"
 MOST = 50  # keyphrases that the page shows
 WIDE = 900  # pixels from which settings are open at first
 KEPT = 3600  # seconds that results and uploads are kept
@@ -64,8 +58,6 @@ def build_page(settings: AppSettings, reader: Reader | None = None, mixture: Mix
         )
         with gr.Tab("One text"):
             text_tab(page, settings, reader)
-        with gr.Tab("Many documents"):
-            batch_tab(settings, reader)
         writing_tabs(Writers(settings.device, settings.max_characters))
         if mixture is not None:
             with gr.Tab("Mixture"):
@@ -173,88 +165,6 @@ def open_text(settings: AppSettings, path: str):
         return gr.skip(), message_html(f"{file.name} cannot be opened: {error}.")
 
 
-def batch_tab(settings: AppSettings, reader: Reader) -> None:
-    """A file of documents, and the file of their keyphrases."""
-    results = Path(tempfile.mkdtemp(prefix="lexperts-app-"))
-    gr.Markdown(
-        f"Upload a CSV, TSV, JSON Lines or Parquet file with one document per row, up to {settings.max_documents:,} documents and "
-        f"{settings.max_file_mb} MB. The result has the same rows and columns, with keyphrases and scores."
-    )
-    with gr.Row():
-        with gr.Column(min_width=280):
-            file = gr.UploadButton("Upload a file of documents", file_types=list(SUFFIXES), elem_id="lx-file")
-            message = gr.HTML(elem_id="lx-batch-message", padding=False)
-        with gr.Column(min_width=280):
-            text_column = gr.Dropdown([], label="Column of texts", elem_id="lx-text-column", interactive=True)
-            title_column = gr.Dropdown([NO_TITLE], value=NO_TITLE, label="Column of titles", interactive=True)
-            style = gr.Dropdown(
-                [ANY_STYLE, *reader.styles], value=ANY_STYLE, label="Style", visible=bool(reader.styles)
-            )
-        with gr.Column(min_width=280):
-            top_k = gr.Number(10, label="Keyphrases per document, at most", minimum=1, maximum=100, precision=0)
-            format = gr.Radio(list(FORMATS), value="CSV", label="Format of the result", elem_id="lx-format")
-            start = gr.Button("Extract keyphrases", variant="primary", interactive=False, elem_id="lx-start")
-    output = gr.File(label="Result", interactive=False, visible=False, elem_id="lx-result")
-    preview = gr.HTML(elem_id="lx-preview", padding=False)
-
-    def look(path: str):
-        try:
-            columns = read_columns(path, settings)
-        except (ValueError, ImportError) as error:
-            off, nothing, hidden = (
-                gr.update(interactive=False),
-                gr.update(choices=[], value=None),
-                gr.update(visible=False),
-            )
-            return off, nothing, gr.skip(), hidden, message_html(str(error)), ""
-        titles = gr.update(choices=[NO_TITLE, *columns], value="title" if "title" in columns[1:] else NO_TITLE)
-        choices = gr.update(choices=columns, value=columns[0])
-        status = message_html(f"{Path(path).name} is ready. Check the columns, then extract.", "status")
-        return gr.update(interactive=True), choices, titles, gr.update(visible=False), status, ""
-
-    def run(path, text, title, chosen, number, kind, progress=gr.Progress()):  # noqa: B008  Gradio finds it by this default
-        remove_old(results)
-        options = {"top_k": int(number or 10)} | ({} if chosen == ANY_STYLE else {"style": chosen})
-        try:
-            read_columns(path, settings)
-            done = extract_file(
-                reader.extract, path, Path(tempfile.mkdtemp(dir=results)), settings,
-                text_column=text, title_column=None if title in (NO_TITLE, None) else title, format=kind,
-                progress=lambda share, words: progress(share, words), **options,
-            )  # fmt: skip
-        except (ValueError, ImportError, OSError) as error:
-            return gr.update(visible=False), message_html(str(error)), ""
-        failed = f" {done.errors:,} could not be read: see the column error." if done.errors else ""
-        status = message_html(f"{done.documents:,} documents are done.{failed}", "status")
-        return gr.update(value=str(done.path), visible=True), status, preview_html(done.preview, text)
-
-    outputs = [start, text_column, title_column, output, message, preview]
-    file.upload(look, file, outputs, trigger_mode="always_last", **HIDDEN)
-    start.click(
-        run, [file, text_column, title_column, style, top_k, format], [output, message, preview],
-        concurrency_id="model", api_visibility="private", show_progress_on=[message],
-    )  # fmt: skip
-
-
-def remove_old(folder: Path) -> None:
-    """Removes results that are older than an hour."""
-    for path in folder.iterdir():
-        if path.stat().st_mtime < time.time() - KEPT:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def preview_html(rows: list[dict], text_column: str) -> str:
-    """The first rows as a table."""
-    body = ""
-    for row in rows:
-        phrases = ", ".join(phrase["keyphrase"] for phrase in row.get("keyphrases") or []) or row.get("error", "")
-        text = str(row.get(text_column) or "")
-        text = text if len(text) < 90 else f"{text[:89]}…"
-        body += f"<tr><td>{escape(text)}</td><td>{escape(phrases)}</td></tr>"
-    head = '<thead><tr><th scope="col">document</th><th scope="col">keyphrases</th></tr></thead>'
-    return section(f"The first {len(rows)}", f'<table class="lx-list lx-preview">{head}<tbody>{body}</tbody></table>')
-
-
 def routing_tab(page: gr.Blocks, mixture: Mixture) -> None:
     """A text, and the experts that the mixture selects for it."""
     text = gr.Textbox(ROUTED, label="Text", lines=3, max_length=MAX_CHARACTERS, elem_id="lx-routed-text")
@@ -296,7 +206,7 @@ def launch(settings: AppSettings, *, host: str | None = None, port: int | None =
     page.queue(default_concurrency_limit=1, max_size=64)
     page.launch(
         server_name=host, server_port=port, share=False, quiet=True, prevent_thread_lock=True, show_error=True, ssr_mode=False,
-        max_file_size=f"{settings.max_file_mb + 1}mb", footer_links=[], theme=theme(), css=CSS.read_text(encoding="utf-8"), head=HEAD,
+        max_file_size=max(1_000_000, 5 * settings.max_characters), footer_links=[], theme=theme(), css=CSS.read_text(encoding="utf-8"), head=HEAD,
     )  # fmt: skip
     print(f"the app is at {page.local_url}", flush=True)
     if wait:

@@ -14,8 +14,6 @@ class AppSettings:
         device: of the keyphrase model.
         trust_remote_code: run code in the model's folder or repository.
         max_characters: of a text.
-        max_file_mb: of an uploaded file, in MB.
-        max_documents: of a file.
 
     Raises:
         ValueError: for a limit below 1.
@@ -26,10 +24,7 @@ class AppSettings:
     device: str | None = None
     trust_remote_code: bool = False
     max_characters: int = 20_000
-    max_file_mb: int = 20
-    max_documents: int = 2_000
 
     def __post_init__(self):
-        for name in ("max_characters", "max_file_mb", "max_documents"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        if self.max_characters < 1:
+            raise ValueError(f"max_characters={self.max_characters} must be at least 1.")

@@ -1,5 +1,6 @@
 """`lexperts define`: definition modeling."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -7,8 +8,17 @@ import typer
 from run_tools.errors import UserError
 
 from ..recipes import DEFINE
-from .common import AsJson, Debug, Device, Seed, new_app, print_result, user_errors
-from .corpus_options import CorpusRun, check_local, corpus_command
+from .common import RESUME, AsJson, Debug, Device, Seed, new_app, print_result, user_errors
+from .file_options import (
+    Delimiter,
+    Encoding,
+    Output,
+    Source,
+    Workers,
+    check_local,
+    open_source,
+    print_summary,
+)
 from .recipes import add_recipes
 
 app = new_app("define", "Define terms in context: write definitions, prepare data.")
@@ -54,7 +64,7 @@ def term(
             raise UserError(
                 f"--num-definitions {num_definitions} needs --best-of {num_definitions} or more, got {best_of}."
             )
-        check_local("local", device, model=model)
+        check_local(device, model=model)
         set_seed(seed)
         define = open_pipeline(TASK, locate_model(model, TASK), device=device)
         found = define({"term": term, "context": context}, best_of=best_of, num_definitions=num_definitions)
@@ -63,9 +73,9 @@ def term(
 
 
 @app.command()
-@corpus_command("Columns: term and context.", block_size=64)
 def terms(
-    run: CorpusRun,
+    source: Source,
+    output: Output,
     model: Model = None,
     best_of: Annotated[int, typer.Option(min=1, help="Sampled definitions per row; the best is written.")] = 1,
     reward_model: Annotated[str | None, typer.Option(help="Model that ranks the samples; default: likelihood.")] = None,
@@ -75,17 +85,42 @@ def terms(
     ] = "truncate",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 8,
     seed: Seed = 42,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    device: Device = None,
+    workers: Workers = 0,
+    debug: Debug = False,
 ):
-    """Write the definitions of terms in context. Started again after an interruption, it resumes.
+    """Write the definitions of terms in context: columns term and context. Started again after an interruption, it resumes.
 
     Example: lexperts define terms terms.jsonl definitions.jsonl --model my-lexicon --best-of 8
     """
-    from ..recipes.lexicon.define_file import DefinitionProcess
+    with user_errors(debug, interrupted=RESUME, full=RESUME):
+        reading = {"delimiter": delimiter, "encoding": encoding}
+        rows = open_source(source, output, ("term", "context"), **reading)
 
-    run.check_models(model=model, reward_model=reward_model)
-    corpus = run.open_corpus("context", keep=None, required=("term",), fixed_columns=True)
-    options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "on_long": on_long}
-    return corpus, DefinitionProcess(model, reward_model, batch_size, run.device, seed, options)
+        from run_tools.fingerprints import fingerprint
+        from run_tools.packaged import locate_model
+        from run_tools.run_over import run_over
+
+        from ..recipes.lexicon.define_file import TASK, check_row, open_definer
+
+        if not workers:
+            check_local(device, model=model, reward_model=reward_model)
+        name = locate_model(model, TASK)
+        options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "on_long": on_long}
+        settings = {**options, **reading, "model": fingerprint(name), "seed": seed, "batch_size": batch_size}
+        summary = run_over(
+            partial(open_definer, name, reward_model, batch_size, device, seed, options),
+            rows,
+            output,
+            settings | {"reward_model": reward_model and fingerprint(reward_model)},
+            check=check_row,
+            batch_size=8 * batch_size,
+            results=("definition", "score"),
+            workers=workers,
+        )
+        print_summary(summary, output)
 
 
 add_recipes(app, DEFINE)

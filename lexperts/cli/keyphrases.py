@@ -10,11 +10,36 @@ from typing import Annotated, Literal
 import typer
 
 from run_tools.errors import UserError, repr_path
-from run_tools.model_options import describe_load_errors, parse_dtype
+from run_tools.model_options import describe_load_errors
 from run_tools.option_paths import check_new_file, check_new_folder
 
-from .common import AsJson, Debug, Device, Dtype, Model, TrustRemoteCode, new_app, print_result, run_app, user_errors
-from .corpus_options import CorpusRun, check_local, corpus_command
+from .common import (
+    RESUME,
+    AsJson,
+    Debug,
+    Device,
+    Dtype,
+    Model,
+    TrustRemoteCode,
+    new_app,
+    print_result,
+    run_app,
+    user_errors,
+)
+from .file_options import (
+    Delimiter,
+    Encoding,
+    IdColumn,
+    Keep,
+    Output,
+    Source,
+    TextColumn,
+    TitleColumn,
+    Workers,
+    check_local,
+    open_documents,
+    print_summary,
+)
 from .generate import generate
 from .serve import serve
 
@@ -29,9 +54,9 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
 
 
 @app.command()
-@corpus_command(columns=True)
 def extract(
-    run: CorpusRun,
+    source: Source,
+    output: Output,
     model: Model = None,
     top_k: Annotated[
         int | None,
@@ -61,33 +86,65 @@ def extract(
     dtype: Dtype = "float32",
     trust_remote_code: TrustRemoteCode = False,
     mentions: Annotated[bool, typer.Option("--mentions", help="Write all mentions of a keyphrase.")] = False,
+    text_column: TextColumn = "text",
+    title_column: TitleColumn = "title",
+    id_column: IdColumn = "id",
+    keep: Keep = None,
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    device: Device = None,
+    workers: Workers = 0,
+    debug: Debug = False,
 ):
     """Extract the keyphrases of documents. Repeat the command after an interruption to resume.
 
     \b
     Examples:
       lexperts keyphrases extract documents.jsonl keyphrases.jsonl
-      lexperts keyphrases extract "s3://bucket/documents/*.parquet" keyphrases.parquet --engine ray --workers 4
+      lexperts keyphrases extract "s3://bucket/documents/*.parquet" keyphrases.parquet --workers 4
     """
-    from keyphrase_tools.candidates import read_candidates
-    from keyphrase_tools.extractor import KeyphraseExtractor
-    from keyphrase_tools.words import check_language
+    with user_errors(debug, interrupted=RESUME, full=RESUME):
+        columns = {"text_column": text_column, "title_column": title_column, "id_column": id_column, "keep": keep}
+        reading: dict = {**columns, "delimiter": delimiter, "encoding": encoding}
+        rows = open_documents(source, output, **reading)
 
-    parse_dtype(dtype)
-    options: dict = {} if language is None else {"language": check_language(None if language == "none" else language)}
-    run.check_models(model=model)
-    corpus = run.open_corpus()
-    top_k = 10 if top_k is None and candidates is None else top_k
-    given = {"min_score": min_score, "threshold": threshold, "style": style}
-    options |= {"top_k": top_k} | {name: value for name, value in given.items() if value is not None}
-    options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
-    options |= {"diversity": diversity} if diversity else {}
-    options |= {} if nested else {"nested": False}
-    options |= {} if match_case == "auto" else {"match_case": match_case == "yes"}
-    loading: dict = {"batch_size": batch_size, "device": run.device, "dtype": dtype}
-    loading["trust_remote_code"] = trust_remote_code
-    options |= {"text_column": corpus.text_column, "title_column": corpus.title_column, "mentions": mentions}
-    return corpus, KeyphraseExtractor(model, **loading, **options)
+        from keyphrase_tools.candidates import read_candidates
+        from keyphrase_tools.extractor import KeyphraseExtractor
+        from keyphrase_tools.words import check_language
+        from run_tools.fingerprints import fingerprint
+        from run_tools.packaged import locate_model
+        from run_tools.run_over import run_over
+
+        if not workers:
+            check_local(device, model=model)
+        given = {"min_score": min_score, "threshold": threshold, "style": style}
+        options: dict = {name: value for name, value in given.items() if value is not None}
+        options["top_k"] = 10 if top_k is None and candidates is None else top_k
+        options |= {} if language is None else {"language": check_language(None if language == "none" else language)}
+        options |= {"diversity": diversity} if diversity else {}
+        options |= {} if nested else {"nested": False}
+        options |= {} if match_case == "auto" else {"match_case": match_case == "yes"}
+        loading: dict = {"dtype": dtype, "trust_remote_code": trust_remote_code, "batch_size": batch_size}
+        settings = {**reading, **options, **loading, "mentions": mentions, "model": fingerprint(locate_model(model))}
+        if candidates is not None:
+            settings["candidates"] = fingerprint(candidates)
+            options["candidates"] = read_candidates(candidates)
+        options |= {"text_column": text_column, "title_column": title_column, "mentions": mentions, "device": device}
+        extractor = KeyphraseExtractor(model, **loading, **options)
+        summary = run_over(
+            extractor.open,
+            rows,
+            output,
+            settings,
+            check=extractor.check,
+            batch_size=16 * batch_size,  # documents that are sorted by length together
+            keep=keep or (),
+            id_column=id_column,
+            results=("keyphrases", "scores") if output.suffix in (".csv", ".tsv") else ("keyphrases",),
+            types=extractor.types,
+            workers=workers,
+        )
+        print_summary(summary, output)
 
 
 @app.command()
@@ -118,7 +175,7 @@ def show(
             raise UserError(
                 f"--output {repr_path(output)} exists, and is not a page of this command. Choose another name."
             )
-        check_local("local", device, model=model)
+        check_local(device, model=model)
         texts = [file.read_text(encoding="utf-8") for file in files]
         prepare_process()
         extractor = open_extractor(model, device=device)

@@ -7,7 +7,7 @@ import typer
 from run_tools.servers import SERVER_OPTIONS, KeyphraseServer, bind, run_server
 
 from .common import Debug, Device, Dtype, TrustRemoteCode, user_errors
-from .corpus_options import check_local
+from .file_options import check_local
 
 
 def about(name: str) -> Any:
@@ -49,7 +49,7 @@ def serve(
         from run_tools.processes import prepare_process
 
         listener = bind(host, port)
-        check_local("local", device, model=model)
+        check_local(device, model=model)
         prepare_process()
         extract = open_extractor(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         limits: dict = {"max_queue": max_queue, "max_tokens": max_tokens, "max_candidates": max_candidates}

@@ -1,5 +1,6 @@
 """`lexperts summarize`: summaries of the documents of files."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -7,7 +8,17 @@ import typer
 from run_tools.errors import UserError, short_repr
 from run_tools.option_values import LARGEST
 
-from .corpus_options import CorpusRun, corpus_command
+from .common import RESUME, Debug, Device, user_errors
+from .file_options import (
+    Delimiter,
+    Encoding,
+    Output,
+    Source,
+    Workers,
+    check_local,
+    open_source,
+    print_summary,
+)
 
 
 def parse_length(value: str | None) -> int | float | None:
@@ -25,9 +36,9 @@ def parse_length(value: str | None) -> int | float | None:
     return length
 
 
-@corpus_command(block_size=64)
 def summarize(
-    run: CorpusRun,
+    source: Source,
+    output: Output,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="Folder or Hub id of a summariser; by default lexperts-moesumm-smollm2."),
@@ -45,6 +56,11 @@ def summarize(
     on_long: Annotated[
         Literal["window", "truncate", "error"], typer.Option(help="For long documents: window, truncate or error.")
     ] = "window",
+    delimiter: Delimiter = None,
+    encoding: Encoding = None,
+    device: Device = None,
+    workers: Workers = 0,
+    debug: Debug = False,
 ):
     """Summarise documents. Repeat the command after an interruption to resume.
 
@@ -54,12 +70,33 @@ def summarize(
     lexperts summarize abstracts.jsonl summaries.jsonl --dataset papers
     lexperts summarize articles.jsonl summaries.jsonl --model runs/moesumm --dataset news --max-length 60
     """
-    from ..recipes.moesumm.batch_summaries import SummaryProcess
+    with user_errors(debug, interrupted=RESUME, full=RESUME):
+        options = {"max_length": parse_length(max_length), "on_long": on_long}
+        options |= {} if num_beams is None else {"num_beams": num_beams}
+        if dataset is not None and dataset_column is not None:
+            raise UserError("Both --dataset and --dataset-column were given. Pass one of them.")
+        columns = [text_column] if dataset_column is None else [text_column, dataset_column]
+        reading = {"text_column": text_column, "delimiter": delimiter, "encoding": encoding}
+        rows = open_source(source, output, columns, **reading)
 
-    options = {"max_length": parse_length(max_length), "on_long": on_long}
-    options |= {} if num_beams is None else {"num_beams": num_beams}
-    if dataset is not None and dataset_column is not None:
-        raise UserError("Both --dataset and --dataset-column were given. Pass one of them.")
-    run.check_models(model=model)
-    corpus = run.open_corpus(text_column, keep=None, required=() if dataset_column is None else (dataset_column,))
-    return corpus, SummaryProcess(model, corpus.text_column, dataset, dataset_column, batch_size, run.device, options)
+        from run_tools.fingerprints import fingerprint
+        from run_tools.packaged import locate_model
+        from run_tools.run_over import run_over
+
+        from ..recipes.moesumm.batch_summaries import TASK, check_row, open_summarizer
+
+        if not workers:
+            check_local(device, model=model)
+        name = locate_model(model, TASK)
+        settings = {**options, **reading, "model": fingerprint(name), "batch_size": batch_size}
+        summary = run_over(
+            partial(open_summarizer, name, dataset, batch_size, device, options),
+            rows,
+            output,
+            settings | {"dataset": dataset, "dataset_column": dataset_column},
+            check=partial(check_row, text_column, dataset, dataset_column),
+            batch_size=8 * batch_size,  # documents that are sorted by length together
+            results=("summary_text",),
+            workers=workers,
+        )
+        print_summary(summary, output)

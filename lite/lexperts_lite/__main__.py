@@ -6,7 +6,6 @@ from argparse import Namespace
 from io import TextIOWrapper
 from types import NoneType
 
-from run_tools.corpus.text_rows import decode
 from run_tools.errors import UserError, short_repr, user_errors
 from run_tools.jsonl import rows_of_file
 from run_tools.options import OneLineParser
@@ -31,9 +30,7 @@ def read_rows(path: str) -> list[dict]:
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or for "-" of standard input. Raises a `UserError` for a table, and if it is not in UTF-8 or that of its byte
-    order mark.
-    """
+    """The text of a file in UTF-8, or for "-" of standard input. Raises a `UserError` for a table."""
     if path.lower().endswith(TABLES):
         raise UserError(
             f"{path}: lexperts-lite reads texts and JSON Lines. `lexperts keyphrases extract` reads tables."
@@ -41,9 +38,9 @@ def read_text(path: str) -> str:
     with open(0 if path == "-" else path, "rb", closefd=path != "-") as file:
         content = file.read()
     try:
-        return decode(content)
+        return content.decode("utf-8-sig")
     except ValueError as error:
-        raise UserError(f"{path}: {str(error).partition('; pass')[0]}. Save the file as UTF-8.") from error
+        raise UserError(f"{path}: {error}. Save the file as UTF-8.") from error
 
 
 def extract(options: Namespace) -> None:

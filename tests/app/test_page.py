@@ -1,6 +1,5 @@
 """The app in headless Chromium, with the default model and no network: what a visitor sees, types, uploads and gets."""
 
-import csv
 import json
 import re
 import urllib.error
@@ -44,7 +43,7 @@ def mixture(tmp_path_factory):
 @pytest.fixture(scope="module")
 def app(mixture):
     """The address of the app."""
-    settings = AppSettings(mixture=mixture, max_characters=LIMIT, max_file_mb=1, max_documents=50)
+    settings = AppSettings(mixture=mixture, max_characters=LIMIT)
     page = launch(settings, wait=False, reader=open_reader(settings))
     yield page.local_url
     page.close()
@@ -155,28 +154,6 @@ def test_a_text_file_is_opened_and_a_bad_or_long_one_is_refused(page, tmp_path):
     expect(message).to_contain_text("2,000")
     page.get_by_label("Text", exact=True).first.fill("word " * 500)
     expect(message).to_contain_text("2,500 characters; the limit is 2,000")
-
-
-def test_a_csv_goes_in_and_its_keyphrases_come_out(page, tmp_path):
-    page.get_by_role("tab", name="Many documents").click()
-    upload, message = page.get_by_test_id("Upload a file of documents-upload-button"), page.locator("#lx-batch-message")
-    expect(page.locator("#lx-start")).to_be_disabled()
-    (tmp_path / "wrong.csv").write_bytes("té".encode("latin-1"))
-    upload.set_input_files(tmp_path / "wrong.csv")
-    expect(message.get_by_role("alert")).to_contain_text("wrong.csv is not text in UTF-8")
-    texts = ["Graph cuts segment medical images.", "A tidal barrage makes electricity from the tides."]
-    with (tmp_path / "in.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([["id", "abstract"], *enumerate(texts)])
-    upload.set_input_files(tmp_path / "in.csv")
-    expect(page.locator("#lx-start")).to_be_enabled()
-    page.locator("#lx-start").click()
-    expect(message).to_contain_text("2 documents are done.")
-    expect(page.locator("#lx-preview")).to_contain_text("tidal barrage")
-    with page.expect_download() as started:
-        page.locator("#lx-result a[download]").first.click()
-    with open(started.value.path(), encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [row["abstract"] for row in found] == texts and "tidal barrage" in found[1]["keyphrases"]
 
 
 @pytest.mark.skipif(

@@ -16,7 +16,7 @@ from keyphrase_tools.decoding import apply_temperature
 from keyphrase_tools.labels import find_keyphrases
 from keyphrase_tools.words import split_words, stem
 from lexperts.cli.keyphrases import app
-from tests.corpora import as_written, extract_file, interrupt, lines, write_jsonl
+from tests.corpora import as_written, extract_file, lines, write_jsonl
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 
 ABSENT = {"score": None, "start": None, "end": None, "mentions": []}
@@ -316,18 +316,10 @@ def test_accents_may_be_composed_or_not():
 # ---- corpora and the command
 
 
-def test_a_run_with_other_candidates_is_not_resumed(lookup, tmp_path, monkeypatch):
-    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in ("x bx", 3, "c")])
-    output, extract = tmp_path / "out.jsonl", lookup()
-    interrupt(monkeypatch, 1, extract, source, output, block_size=1, candidates={"x": [], "bx": []})
-    with pytest.raises(ValueError, match="2 candidates, sha256 .* before, '2 candidates, sha256"):
-        extract_file(extract, source, output, block_size=1, candidates={"bx": [], "x": []})
-    with pytest.raises(ValueError, match="candidates=.* before, \\(not given\\) now"):
-        extract_file(extract, source, output, block_size=1)
-    with pytest.raises(ValueError, match="one list per document"):
-        extract_file(extract, source, tmp_path / "other.jsonl", candidates=[["x"], ["bx"]])
-    assert extract_file(extract, source, output, block_size=1, candidates=["x", "bx"])[:2] == (3, 1)
-    first, _, last = lines(output)
+def test_candidates_that_do_not_occur_are_rows_without_a_place(lookup, tmp_path):
+    source, output = write_jsonl(tmp_path / "texts.jsonl", [{"text": "x bx"}, {"text": "c"}]), tmp_path / "out.jsonl"
+    extract_file(lookup(), source, output, candidates=["x", "bx"])
+    first, last = lines(output)
     assert names(first["keyphrases"]) == ["bx", "x"]
     absent = {"score": None, "start": None, "end": None, "field": None}
     assert last["keyphrases"] == [{"keyphrase": "x", **absent}, {"keyphrase": "bx", **absent}]
@@ -362,6 +354,8 @@ def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp
     ]
     done = CliRunner().invoke(app, [*map(str, arguments), "--candidates", str(tmp_path / "names.txt")])
     assert done.exit_code == 0, done.output
+    other = CliRunner().invoke(app, list(map(str, arguments)))
+    assert other.exit_code == 2 and "candidates=names.txt" in other.stderr
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"))
     candidates = {"network": ["deep networks"], "quantum": [], "problems": ["energy Problems"]}
@@ -379,7 +373,7 @@ def test_a_corpus_reads_its_candidates_once(lookup, tmp_path, monkeypatch):
         plain(self, *args)
 
     monkeypatch.setattr(CandidateSet, "__init__", counted)
-    extract_file(lookup(), source, tmp_path / "out.jsonl", batch_size=2, block_size=30, candidates=["bx"])
+    extract_file(lookup(), source, tmp_path / "out.jsonl", batch_size=2, candidates=["bx"])
     assert len(read) == 1
 
 

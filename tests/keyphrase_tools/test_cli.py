@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import spacy  # noqa: F401  (explain needs it)
@@ -10,7 +12,6 @@ from typer.testing import CliRunner
 
 from keyphrase_tools.evaluation import evaluate_pipeline
 from lexperts.cli.keyphrases import app
-from run_tools.resume import ResumableOutput
 from tests.keyphrase_tools.test_cards import RECORD
 
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a graph."]
@@ -63,27 +64,31 @@ def test_a_source_without_ids_is_numbered_and_the_command_says_so(folder, gold, 
     assert done.exit_code == 0 and "numbered" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("blocks", "message"),
-    [
-        (
-            0,
-            "interrupted: Nothing is saved yet: documents are saved in blocks of 1 (--block-size). Repeat the command.\n",
-        ),
-        (1, "interrupted: Documents saved: 1. Repeat the command to resume.\n"),
-    ],
-)
-def test_an_interrupted_command_says_what_it_has_saved(folder, gold, tmp_path, monkeypatch, blocks, message):
-    write, left = ResumableOutput.write_block, iter(range(blocks))
+def test_an_interrupted_command_says_how_to_resume(folder, gold, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("run_tools.run_over.process_each", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        done = call("extract", gold, tmp_path / "out.jsonl", "--model", folder)
+    assert done.exit_code == 130 and done.stderr.endswith("interrupted: Repeat the command to resume.\n"), done.stderr
+    assert call("extract", gold, tmp_path / "out.jsonl", "--model", folder).exit_code == 0
+    again = call("extract", gold, tmp_path / "out.jsonl", "--model", folder)
+    assert again.exit_code == 0 and "is complete, nothing to do: 2 documents" in again.output
+    other = call("extract", gold, tmp_path / "out.jsonl", "--model", folder, "--top-k", 3)
+    assert other.exit_code == 2 and "top_k=10 before, 3 now" in other.stderr
 
-    def write_some(*arguments):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        write(*arguments)
 
-    monkeypatch.setattr(ResumableOutput, "write_block", write_some)
-    done = call("extract", gold, tmp_path / "out.jsonl", "--model", folder, "--block-size", 1)
-    assert done.exit_code == 130 and done.stderr.endswith(message), done.stderr
+def test_a_wrong_column_is_named_before_torch_is_imported(gold, tmp_path):
+    code = (
+        "import sys; from lexperts.cli.keyphrases import app\n"
+        f"try: app(['extract', {gold!r}, {str(tmp_path / 'out.csv')!r}, *sys.argv[1:]])\n"
+        "finally: assert 'torch' not in sys.modules"
+    )
+    for options, message in (
+        (["--text-column", "txt"], "no column 'txt'. Its columns are 'id', 'text', 'keyphrases'. Did you mean 'text'?"),
+        (["--keep", "year"], "no column 'year'"),
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True)
+        assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_score_reads_plain_keyphrases_and_refuses_other_documents(gold, tmp_path):

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from lexperts.cli.keyphrases import app
 from lexperts.recipes.exhird.generate_file import FIELDS
-from run_tools.corpus import block_runs
 
 from .conftest import DOCUMENTS
 
@@ -21,7 +20,7 @@ ROWS = [
     for i, (title, text) in enumerate(zip(DOCUMENTS["title"] * 3, DOCUMENTS["text"] * 3, strict=True))
 ]
 ROWS.insert(5, {"id": "none", "title": "Graph", "text": None, "year": 1})
-OPTIONS = ["--num-keyphrases", "3", "--batch-size", "2", "--block-size", "3", "--device", "cpu"]
+OPTIONS = ["--num-keyphrases", "3", "--batch-size", "2", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +79,13 @@ def test_rows_hold_the_phrases_of_the_pipeline(folder, source, tmp_path):
     assert {(True, "text"), (False, None)} <= kinds
 
 
-def test_an_interrupted_run_resumes_with_the_same_settings_only(folder, source, tmp_path, monkeypatch):
-    whole, output = tmp_path / "whole.parquet", tmp_path / "out.parquet"
-    assert run(source, whole, folder).exit_code == 0
-    with monkeypatch.context() as patch:
-        patch.setattr(block_runs, "join_blocks", lambda *_: 1 / 0)
-        assert run(source, output, folder).exit_code == 1
-    (tmp_path / "out.parquet.parts" / "000000000003-000000000006.jsonl").unlink()
+def test_a_parquet_file_has_types_and_other_settings_are_named(folder, source, tmp_path):
+    output = tmp_path / "out.parquet"
+    assert run(source, output, folder).exit_code == 0
     done = run(source, output, folder, "--num-beams", "2")
     assert done.exit_code == 2 and "num_beams=1 before, 2 now" in done.stderr
-    assert run(source, output, folder).exit_code == 0 and output.read_bytes() == whole.read_bytes()
-    assert (
-        parquet.read_table(output).schema.field("keyphrases").type.value_type.field("present").type == pyarrow.bool_()
-    )
+    schema = parquet.read_table(output).schema
+    assert schema.field("keyphrases").type.value_type.field("present").type == pyarrow.bool_()
 
 
 def test_errors_are_one_line(folder, source, tiny_seke, tiny_tokenizer, tmp_path):
@@ -112,6 +105,6 @@ def test_errors_are_one_line(folder, source, tiny_seke, tiny_tokenizer, tmp_path
 @pytest.mark.usefixtures("one_thread")
 def test_a_worker_of_ray_writes_the_same_bytes(folder, source, tmp_path):
     assert run(source, tmp_path / "whole.jsonl", folder).exit_code == 0
-    done = run(source, tmp_path / "out.jsonl", folder, "--engine", "ray", "--workers", "1")
+    done = run(source, tmp_path / "out.jsonl", folder, "--workers", "1")
     assert done.exit_code == 0, done.output
     assert lines(tmp_path / "out.jsonl") == lines(tmp_path / "whole.jsonl")

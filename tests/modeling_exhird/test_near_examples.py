@@ -7,10 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lexperts.cli.keyphrases import app
-from lexperts.recipes.exhird.generate_file import GenerationProcess
 from lexperts.recipes.exhird.near_examples import NearExamples, nearest_first
-from run_tools.corpus.block_runs import run_blocks
-from run_tools.corpus.documents import Corpus
 from run_tools.errors import UserError
 from run_tools.jsonl import read_lines
 from tests.recipes.lexicon_helpers import save_embedder
@@ -113,15 +110,11 @@ def test_the_command_writes_what_the_pipeline_gives(files, model):
 
 
 def test_other_examples_are_another_run(files, model):
-    corpus = Corpus(files / "in.jsonl", output=files / "out.jsonl")
-    for examples in (EXAMPLES, EXAMPLES[:2]):
-        process = GenerationProcess(model, "text", "title", 2, "cpu", {}, examples=examples, embedder=embed)
-        if examples is EXAMPLES:
-            identity = process.describe()
-        else:
-            assert {name for name, value in process.describe().items() if value != identity[name]} == {"examples"}
-    run_blocks(process, corpus, files / "out.jsonl")
-    assert len(read_lines(files / "out.jsonl")) == 3
+    given = ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "embedder"))
+    assert run(files, model, *given).exit_code == 0
+    (files / "examples.jsonl").write_text(json.dumps(EXAMPLES[0]) + "\n", encoding="utf-8")
+    done = run(files, model, *given)
+    assert done.exit_code == 2 and "examples=examples.jsonl (" in done.stderr
 
 
 def test_errors_name_the_option(files, model, tiny_exhird, tokenizer_for):

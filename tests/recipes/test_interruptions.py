@@ -87,8 +87,7 @@ def test_other_options_are_accepted_where_an_interrupted_training_has_saved_noth
     [
         ("checkpoint-3/trainer_state.json", "{}"),
         ("draw_0/run_settings.json", '{"finished": true}'),
-        ("draw_0/.news-5.jsonl.run.json", "{}"),
-        ("draw_0/news-5.jsonl.parts/000000000000-000000000008.jsonl", "{}"),
+        ("draw_0/news-5.jsonl.settings.json", "{}"),
     ],
 )
 def test_a_checkpoint_a_finished_sample_and_finished_rows_are_resumed(path, content, tmp_path):

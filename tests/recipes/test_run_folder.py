@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 
 from lexperts.recipes.common import run_folder, settings
 from lexperts.recipes.common.run_folder import RunFolder
-from run_tools.resume import SettingsMismatchError
+from run_tools.errors import SettingsMismatchError
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from lexperts.cli.corpus_options import check_local
+from lexperts.cli.file_options import check_local
 from merge_tools.sources import locate
 from run_tools import packaged, pretrained
 from run_tools.errors import UserError
@@ -76,7 +76,7 @@ def test_an_unpacked_model_is_used_again_and_a_folder_of_its_name_comes_first(pa
     package.unlink()  # not read again
     assert packaged.resolve_model("pocket") == str(unpacked) == str(locate("pocket"))
     assert packaged.locate_model("pocket", "moe-summarization") == str(unpacked)
-    check_local("local", "cpu", model="pocket")  # which would ask the Hub for another name
+    check_local("cpu", model="pocket")  # which would ask the Hub for another name
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pocket").mkdir()
     assert packaged.resolve_model("pocket") == "pocket" == str(locate("pocket"))
@@ -118,7 +118,7 @@ def test_processes_that_need_a_folder_at_the_same_time_wait_for_the_one_that_wri
         release.set()
         folders = {future.result(20) for future in (first, *others)}
     assert folders == {tmp_path / "model-1"} and (tmp_path / "model-1" / "model").read_text() == "complete"
-    assert len(writers) == 1 and [path.name for path in tmp_path.iterdir()] == ["model-1"]
+    assert len(writers) == 1 and {path.name for path in tmp_path.iterdir()} == {".model-1.lock", "model-1"}
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import psutil
 import pytest
 import torch
 
-from run_tools.corpus.documents import Block, Row
-from run_tools.corpus.engines import LocalEngine
+from run_tools import processes
 from run_tools.processes import PRIMITIVES, SPINS, limit_spinning, prepare_process
 
 CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
@@ -52,22 +51,11 @@ def test_threads_spin_for_a_short_time_unless_the_user_has_chosen(given, expecte
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no malloc_trim")
-def test_blocks_leave_no_free_memory():
-    class Fragments:
-        """Leaves half of the heap that it allocated free, between pieces that are in use."""
-
-        def describe(self):
-            return {}
-
-        def process_rows(self, rows, progress=None):
-            pieces = [bytearray(100_000) for _ in range(3000)]
-            self.kept = pieces[::2]
-            self.before = psutil.Process().memory_info().rss
-            del pieces
-            return [{"size": len(self.kept)} for _ in rows]
-
-    process, engine = Fragments(), LocalEngine()
-    engine.start(process)
-    list(engine.run([Block(0, [Row(0, "0", {"text": "Graph cuts."})])], lambda documents: None))
-    after = psutil.Process().memory_info().rss
-    assert process.before - after > 100e6
+def test_batches_leave_no_free_memory(monkeypatch):
+    monkeypatch.setattr(processes, "RELEASE", 0)
+    pieces = [bytearray(100_000) for _ in range(3000)]
+    kept = pieces[::2]  # half of the heap is free, between pieces that are in use
+    before = psutil.Process().memory_info().rss
+    del pieces
+    processes.MemoryRelease()()
+    assert before - psutil.Process().memory_info().rss > 100e6 and kept

@@ -31,12 +31,7 @@ def last_checkpoint(output: str | Path) -> str | None:
 def has_finished_parts(output: Path) -> bool:
     """Whether a sample in a folder of its own is finished, or some rows of its output."""
     stages = (read_json(path) for path in output.glob(f"*/{RECORD}"))
-    rows = (
-        path
-        for folder in ("", "*/")
-        for name in (".*.run.json", "*.parts/*.jsonl")
-        for path in output.glob(folder + name)
-    )
+    rows = (path for folder in ("", "*/") for path in output.glob(f"{folder}*.jsonl.settings.json"))
     return any(isinstance(stage, dict) and stage.get("finished") for stage in stages) or any(rows)
 
 

@@ -23,7 +23,6 @@ from modeling_exhird import ExhirdCausalConfig
 from modeling_exhird.causal_data_exhird import generator_class
 from modeling_exhird.data_exhird import clean_keyphrases, join_words
 from modeling_exhird.tokenization_exhird import split_document
-from run_tools.corpus.documents import is_words
 from run_tools.errors import UserError, short_repr
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines
@@ -90,7 +89,8 @@ def read_test_set(path: str) -> list[dict]:
     rows = []
     for number, row in enumerate(read_labelled(path, hint=""), start=1):
         title = row.get("title")
-        if not (title is None or isinstance(title, str) or is_words(title)):
+        is_words = isinstance(title, list) and all(isinstance(word, str) for word in title)
+        if not (title is None or isinstance(title, str) or is_words):
             raise UserError(
                 f"{path}, row {number}: title={short_repr(title)} is not a title. Use a string, a list of words, or null for none."
             )

@@ -30,9 +30,8 @@ from modeling_exhird import (
     ExhirdTokenizer,
 )
 from run_tools.backbones import resolve_backbone
-from run_tools.errors import RESUME
+from run_tools.errors import RESUME, SettingsMismatchError
 from run_tools.fingerprints import fingerprint
-from run_tools.resume import SettingsMismatchError
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import RunFolder, open_run, training_summary

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from run_tools.corpus.text_rows import csv_rows
 from run_tools.definition_rows import EXAMPLE
 from run_tools.jsonl import rows_of_file
+from run_tools.rows import csv_rows
 
 SPLITS = ("train", "validation", "test")
 SPLIT_NAMES = dict.fromkeys(("valid", "validation", "val", "dev"), "validation")
@@ -108,18 +108,11 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
 
 def read_table(path: Path) -> Iterator[dict]:
     """Rows of a CSV or TSV file with a header; missing cells are None. Raises a `ValueError` for extra cells."""
-    number = 0
     with path.open("rb") as file:
-        try:
-            for parse in csv_rows(file, "\t" if path.suffix == ".tsv" else ",", fill_missing=True):
-                number += 1
-                yield parse()
-        except ValueError as error:
-            reason = str(error).partition("; pass --encoding")[0]
-            raise ValueError(
-                f"{path}, row {number}: {reason}. Quote cells that contain the separator, and save the file as UTF-8; the "
-                "separator of .tsv files is a tab."
-            ) from error
+        for place, row in csv_rows(file, "\t" if path.suffix == ".tsv" else ",", fill=True):
+            if isinstance(row, Exception):
+                raise ValueError(f"{path}, {place}: {row}. Quote cells that contain the separator.")
+            yield row
 
 
 def read_json(path: Path) -> list:

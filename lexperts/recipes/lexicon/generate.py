@@ -5,7 +5,7 @@
 
 A line of the output is its row with `generated`, `score`, and for a model with centroids `domain` and `distance`. --best-of 8
 samples eight definitions per row and takes the most likely one, or the one that --reward-model prefers. Start the same command
-again after an interruption: it ends in the same file. Counts are in runs/.best.jsonl.run.json.
+again after an interruption: it ends in the same file.
 """
 
 import json
@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 from merge_tools.cluster import embed_texts
@@ -27,8 +28,8 @@ from run_tools.fingerprints import digest, fingerprint
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 from run_tools.model_options import describe_load_errors, parse_device
 from run_tools.packaged import resolve_model
-from run_tools.resume import ResumableJsonl
-from run_tools.versions import __version__, package_versions
+from run_tools.run_over import Output
+from run_tools.versions import __version__
 
 from ..common.arguments import command
 from ..common.embedders import resolve_embedder
@@ -38,12 +39,11 @@ from .training import load_split
 WITHOUT_EFFECT = ("output", "device")  # settings that do not change definitions
 
 
-def count_absent_terms(rows: list[dict]) -> int:
-    """The number of rows whose context lacks the term; it is printed."""
+def count_absent_terms(rows: list[dict]) -> None:
+    """Prints the number of rows whose context lacks the term."""
     absent = sum(not is_in_context(row["term"], row["context"]) for row in rows)
     if absent:
         print(f"test: the term is absent from its context in {absent:,} of {len(rows):,} rows", flush=True)
-    return absent
 
 
 def load_model(args: GenerateArguments, changes: dict):
@@ -96,8 +96,8 @@ def select_domains(model, rows: list[dict], args: GenerateArguments) -> tuple[li
     return None, [{} for _ in rows]
 
 
-def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> int:
-    """Counts and prints truncated contexts. Raises a `ValueError` under `on_long="error"`, or if not even the term fits."""
+def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> None:
+    """Prints the number of truncated contexts. Raises a `ValueError` under `on_long="error"`, or if not even the term fits."""
     max_length, count = generator.limit - generator.max_new_tokens, 0
     for row in rows:
         if len(generator.encode_prompt(row["term"], row["context"])) > max_length:
@@ -105,7 +105,6 @@ def count_truncated(generator: DefinitionGenerator, rows: list[dict]) -> int:
             count += 1
     if count:
         print(f"test: {count:,} of {len(rows):,} contexts exceed the model's length and are truncated", flush=True)
-    return count
 
 
 def generation_settings(args: GenerateArguments, rows: list[dict]) -> dict:
@@ -123,33 +122,31 @@ def generation_settings(args: GenerateArguments, rows: list[dict]) -> dict:
     return {**settings, "rows": len(rows), "rows_sha256": digest(rows), "lexperts": __version__}
 
 
-def write_definitions(generator, rows, args: GenerateArguments, file: ResumableJsonl, info, report):
-    """Writes the rows that are missing, each with its definition, its score and its `info`, and completes the output."""
-
-    def define(batch: list[dict], first: int) -> list[dict]:
-        found = generator(batch, first=first, batch_size=args.batch_size)
-        own = zip(batch, found, info[first : first + len(batch)], strict=True)
-        return [{**row, "generated": one["definition"], "score": one["score"], **more} for row, one, more in own]
-
-    started = time.perf_counter()
-    new = file.write(rows, define, batch_size=args.batch_size, seed=args.seed, desc="definitions")
-    seconds = time.perf_counter() - started
-    empty = sum(not line["generated"] for line in file.read_rows())
-    speed = {"new": new, "seconds": round(seconds, 2), "rows_per_second": round(new / seconds, 3)}
-    about = {"model": args.model_name_or_path, "rows": len(rows), **report, "empty": empty, **speed}
-    file.finish_output(facts={**about, **package_versions(("torch", "transformers"))})
-    print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second; {empty:,} definitions are empty")
-    print(f"wrote {file.path}", flush=True)
+def write_definitions(generator, rows: list[dict], args: GenerateArguments, output: Output, info: list[dict]) -> None:
+    """Writes the rows that are missing, each with its definition, its score and its `info`. Batches have seeds of their own."""
+    size, started = args.batch_size, time.perf_counter()
+    output.cut(output.rows - output.rows % size)
+    done = output.rows
+    for start in tqdm(range(done, len(rows), size), desc="definitions"):
+        batch = rows[start : start + size]
+        torch.manual_seed(args.seed + start)
+        found = generator(batch, first=start, batch_size=size)
+        own = zip(batch, found, info[start:], strict=False)
+        output.write({**row, "generated": one["definition"], "score": one["score"], **more} for row, one, more in own)
+    output.finish()
+    new, seconds = len(rows) - done, time.perf_counter() - started
+    print(f"{new:,} rows in {seconds:,.1f} s, {new / seconds:,.2f} per second")
+    print(f"wrote {output.path}", flush=True)
 
 
 def run(args: GenerateArguments) -> None:
     """Generates and writes the definitions."""
     rows = load_split("test", args.test_files)[: args.max_rows]
-    file = ResumableJsonl(args.output, generation_settings(args, rows))
-    if file.is_complete():
-        print(f"{file.path} is complete already", flush=True)
+    output = Output(args.output, generation_settings(args, rows))
+    if output.is_finished:
+        print(f"{output.path} is complete already", flush=True)
         return
-    absent = count_absent_terms(rows)
+    count_absent_terms(rows)
     changes = {"routing_policy": args.routing_policy, "num_experts_per_tok": args.experts_per_token}
     model, tokenizer = load_model(args, {name: value for name, value in changes.items() if value is not None})
     ids, domain_info = select_domains(model, rows, args)
@@ -157,8 +154,9 @@ def run(args: GenerateArguments) -> None:
     options |= args.generate_kwargs()
     generator = DefinitionGenerator(model, tokenizer, **options)
     logging.getLogger("modeling_lexicon").setLevel(logging.ERROR)  # truncated contexts are counted here
-    report = {"absent": absent, "truncated": count_truncated(generator, rows)}
-    write_definitions(generator, rows, args, file, domain_info, report)
+    count_truncated(generator, rows)
+    with output:
+        write_definitions(generator, rows, args, output, domain_info)
 
 
 main = command("lexicon", "generate", run, RESUME)

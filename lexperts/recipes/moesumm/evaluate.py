@@ -88,11 +88,12 @@ def summary_files(
     for name, rows in test.items():
         dataset = None if args.zero_shot or datasets is None else name
         file = SummaryFile(folder / f"{name}.jsonl", rows, generation_args, fingerprint(place), dataset)
-        if not file.is_complete():
+        if not file.is_finished:
             if model is None:
                 print(place, flush=True)
                 model, tokenizer = load_summarizer(place)
-            file.write_summaries(model, tokenizer)
+            with file:
+                file.write_summaries(model, tokenizer)
         files[name] = file.path
     return files
 

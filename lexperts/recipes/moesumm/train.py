@@ -41,12 +41,11 @@ from modeling_moesumm import (
     MoeSummForConditionalGeneration,
     TemperatureSampler,
 )
-from run_tools.errors import RESUME, UserError
+from run_tools.errors import RESUME, SettingsMismatchError, UserError
 from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
 from run_tools.model_loading import open_config, open_model, open_tokenizer
 from run_tools.model_options import describe_load_errors
-from run_tools.resume import SettingsMismatchError
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run, training_summary
@@ -194,7 +193,7 @@ def train_in_domain(args: ModelArguments, data_args: DataArguments, generation_a
 
 def check_model(file: SummaryFile, saved: Path) -> None:
     """Raises a `SettingsMismatchError` if the folder of a sample's model exists, and its summaries have no record of a run."""
-    if saved.exists() and not file.is_known():
+    if saved.exists() and not file.record.exists():
         raise SettingsMismatchError(
             f"{saved} exists, but {file.record.name}, the record of a run that wrote it, does not. Move the folder away, or use "
             "another --output-dir."
@@ -254,22 +253,32 @@ class FewShot:
             dataset = name if self.has_datasets else None
             rows = sample_rows(self.train[name], number, seed=1000 * number + draw)
             settings = self.settings(rows, draw)
-            file = SummaryFile(path, self.test[name], self.generation_args, settings, dataset)
             saved = path.parent / f"{name}-{number}-model"
+            file = self.open_summaries(path, settings, dataset, name)
             check_model(file, saved)
-            complete = file.is_complete(self.folder_args.overwrite_output_dir)
-            if complete and (saved.exists() or not few.save_models):
+            if file.is_finished and (saved.exists() or not few.save_models):
                 continue
             print(f"{name}, {number} rows, draw {draw}", flush=True)
-            file.start()  # the record, so that the model is known to be of this run
-            shutil.rmtree(saved, ignore_errors=True)
-            model = self.adapt(name, rows, draw)
-            if few.save_models:
-                part = saved.with_name(f"{saved.name}.part")
-                pipeline("moe-summarization", model=model, tokenizer=self.tokenizer).save_pretrained(part)
-                part.rename(saved)
-            file.write_summaries(model, self.tokenizer)
+            with file:  # which has a record, so that the model is known to be of this run
+                shutil.rmtree(saved, ignore_errors=True)
+                model = self.adapt(name, rows, draw)
+                if few.save_models:
+                    part = saved.with_name(f"{saved.name}.part")
+                    pipeline("moe-summarization", model=model, tokenizer=self.tokenizer).save_pretrained(part)
+                    part.rename(saved)
+                file.write_summaries(model, self.tokenizer)
         print(f"\nThe summaries are in {self.output}: lexperts evaluate moesumm --systems 'ours={self.output}/draw_*'")
+
+    def open_summaries(self, path: Path, settings: dict, dataset: str | None, name: str) -> SummaryFile:
+        """The summaries of a sample. Those of other settings are removed if the folder is to be overwritten."""
+        arguments = path, self.test[name], self.generation_args, settings, dataset
+        try:
+            return SummaryFile(*arguments)
+        except UserError:
+            if not self.folder_args.overwrite_output_dir or not Path(f"{path}.settings.json").exists():
+                raise
+            path.unlink(missing_ok=True)
+            return SummaryFile(*arguments)
 
     def settings(self, rows: Dataset, draw: int) -> dict:
         """The settings of the training on a sample."""
