@@ -8,13 +8,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # limit in the same commit. A limit rises only in a commit that says what the lines are for.
 LIMITS = {
     "modeling": 14988,
-    "keyphrase_tools, lite": 8200,
+    "keyphrase_tools, lite": 8170,
     "merge_tools": 3250,
-    "run_tools": 5593,
-    "lexperts": 9630,
+    "run_tools": 4130,
+    "lexperts": 9290,
     "benchmarks": 2800,
     "rest": 1840,  # examples, docs, .ci, models
-    "tests": 37100,
+    "tests": 35300,
 }
 TOLERANCE = 1.05
 ROOMS = dict.fromkeys(("keyphrase_tools", "lite", "lexperts_lite"), "keyphrase_tools, lite")
