@@ -32,7 +32,7 @@ def write(path, content):
     ("name", "content", "options"),
     [
         ("a.jsonl", LINES, {}),
-        ("a.jsonl.gz", gzip.compress(LINES.encode()), {}),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0), {}),
         ("a.ndjson", LINES.replace("\n", "\n\n").encode("utf-8-sig"), {}),
         ("a.json", json.dumps(ROWS, indent=1), {}),
         ("a.json", LINES, {}),
