@@ -1,6 +1,5 @@
 """Checks that sources can be merged: each is complete, and they agree in all that determines shapes or results."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from run_tools.errors import one_line
 from .errors import MergeError
 from .families import FAMILIES, LEXICON, MLP, MixtureClass, family_of
 from .recipe import ARCHITECTURES, Recipe
-from .sources import Source, read_tokenizer
+from .sources import Source, read_json, read_tokenizer
 
 # fields of a configuration without an effect on what a model computes, or that tensor shapes show
 WITHOUT_EFFECT = {
@@ -133,7 +132,7 @@ def chat_template(folder: Path) -> str | None:
     if (file := folder / "chat_template.jinja").is_file():
         return file.read_text(encoding="utf-8", errors="replace")
     settings = folder / "tokenizer_config.json"
-    return json.loads(settings.read_bytes()).get("chat_template") if settings.is_file() else None
+    return read_json(settings).get("chat_template") if settings.is_file() else None
 
 
 def mixture_class(recipe: Recipe, base: Source) -> MixtureClass:

@@ -56,7 +56,7 @@ def compose(
     kind = mixture_class(recipe, base)
     warnings = check_sources(recipe, base, experts)
     centroids = centroid_items(recipe)
-    factors = Factors(base, recipe.rank) if recipe.rank else None
+    factors = Factors(base, recipe.rank, recipe.dtype) if recipe.rank else None
     with new_folder(out, keep=not dry_run) as folder:
         hashes = Hashes([] if dry_run else [base, *experts])
         gates = make_gates(recipe, base, experts, folder)
@@ -158,8 +158,7 @@ def shared_items(recipe: Recipe, base: Source, experts: Sequence[Source]) -> Cal
 
     def item(name: str, dtype: str) -> Item:
         shape = base.specs[name][1]
-        foreign = name in VOCABULARY and any(expert.specs.get(name) != base.specs[name] for expert in chosen)
-        if recipe.average == "base" or not chosen or foreign:
+        if recipe.average == "base" or not chosen or (recipe.tokenizer == "base" and name in VOCABULARY):
             return Item(name, dtype, shape, base.name, partial(base.__getitem__, name))
         names = ", ".join(expert.name for expert in chosen)
         return Item(name, dtype, shape, f"the mean of {names}", partial(mean, name, DTYPES[dtype]))

@@ -29,7 +29,7 @@ from .sources import Source, open_source
 from .writer import Item, new_folder, write_tensors
 
 REMOVED = " (removed)"  # marks an expert that was removed but is still part of the shared weights' mean
-TUNED = "The gates were tuned without {}. Tune them again: lexperts merge tune {} TUNED --domain NAME=FILE ..."
+TUNED = "The gates were tuned without {}, or are replaced. Tune them again: lexperts merge tune {} TUNED --domain NAME=FILE ..."
 
 
 def add(
@@ -38,7 +38,7 @@ def add(
     out: str | Path,
     *,
     sources: Mapping[str, str | Path] | None = None,
-    **changes,
+    tokenizer: str | None = None,
 ) -> dict[str, Any]:
     """Adds an expert to a mixture. The shared weights and the other experts' rows of gates do not change, but with `gate_mode: ridge`.
 
@@ -47,7 +47,7 @@ def add(
         expert: folder, Hub id, or a mapping as in a recipe (`source_model`, `name`, `positive_prompts`, ...).
         out: output folder, which must not exist or be empty.
         sources: "base" -> the folder where it is now, if it was moved.
-        changes: keys of the recipe to replace, such as `tokenizer`.
+        tokenizer: "base" accepts an expert with another vocabulary, as in a recipe.
 
     Returns:
         What was written, and `warnings`.
@@ -59,10 +59,11 @@ def add(
     if old.recipe.centroids:
         raise MergeError("A mixture with centroids cannot get another expert. Compose it again with new centroids.")
     options, expert = old.recipe.to_dict(), expert if isinstance(expert, dict) else {"source_model": str(expert)}
-    recipe = read_recipe({**options, "experts": [*options["experts"], expert]}, **changes)
+    recipe = read_recipe({**options, "experts": [*options["experts"], expert]})
     new, row = recipe.experts[-1], 1 + max(record["row"] for record in old.record["experts"])
-    source = open_source(new.name, new.source_model, recipe.base_model)
-    warnings, hashes = check_sources(recipe, old.shared, [source]), Hashes([source])
+    source = open_source(new.name, new.source_model, old.base_model)
+    accepted = replace(recipe, tokenizer=tokenizer or recipe.tokenizer)  # type: ignore[arg-type]
+    warnings, hashes = check_sources(accepted, old.shared, [source]), Hashes([source])
 
     def make_gates(folder: Path) -> Gates:
         layers = list(old.gates())
@@ -75,6 +76,8 @@ def add(
         return Gates(values, {"mode": recipe.gate_mode}, find_equal_rows(values, recipe.names))
 
     record = edited_record(old, recipe, out)
+    if "tuned" in record and recipe.gate_mode == "ridge":
+        del record["tuned"]  # all rows are fitted again
     record["experts"].append(source_record(source, hashes, out) | {"row": row})
     written = write_mixture(old, recipe, [*old.views, source], make_gates, record, out)
     if "tuned" in old.record:
@@ -100,9 +103,11 @@ def remove(mixture: str | Path, expert: str, out: str | Path) -> dict[str, Any]:
 
     def make_gates(folder: Path) -> Gates:
         values = {layer: gate[kept] for layer, gate in old.gates().items()}
-        if recipe.gate_mode != "ridge" or not (folder / FOLDER).is_dir():
+        if recipe.gate_mode != "ridge" or not values:
             return Gates(values, {"mode": recipe.gate_mode})
-        (folder / FOLDER / f"{expert}.safetensors").unlink()
+        if not (folder / FOLDER).is_dir():
+            return Gates(values, {"mode": "ridge"}, [f"{old.folder} has no {FOLDER}: gates are not fitted again."])
+        (folder / FOLDER / f"{expert}.safetensors").unlink(missing_ok=True)
         fitted = fit_gates(recipe, list(values), folder)
         return Gates(values, fitted.info) if "tuned" in old.record else fitted
 
@@ -114,9 +119,8 @@ def edited_record(old: Mixture, recipe: Recipe, out: str | Path) -> dict[str, An
     """The record of a mixture with another recipe, with the old experts that are in it."""
 
     def moved(source: dict[str, Any]) -> dict[str, Any]:
-        if "path" not in source:
-            return source
-        return source | {"path": os.path.relpath(old.folder.resolve() / source["path"], expand_user(out).resolve())}
+        from_old, new = old.folder.resolve(), expand_user(out).resolve()
+        return source | {k: os.path.relpath(from_old / source[k], new) for k in ("path", "over") if k in source}
 
     experts = [moved(expert) for expert in old.record["experts"] if expert["name"] in recipe.names]
     record = {**old.record, "recipe": recipe.to_dict(), "base": moved(old.record["base"]), "experts": experts}

@@ -34,10 +34,10 @@ def decompose(difference: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray
 
 
 class Factors:
-    """The factors of the experts' matrices over a base's, each computed once for both halves, and the energies that they keep."""
+    """The factors of the experts' matrices over a base's, in the mixture's `dtype`, once for both halves, and the energies that they keep."""
 
-    def __init__(self, base: Source, rank: int):
-        self.base, self.rank = base, rank
+    def __init__(self, base: Source, rank: int, dtype: str | None = None):
+        self.base, self.rank, self.dtype = base, rank, dtype
         self.energies: dict[str, list[float]] = {}  # name of an expert -> of each matrix
         self._known: tuple[Source, str] | None = None
         self._halves: dict[str, np.ndarray] = {}
@@ -49,7 +49,8 @@ class Factors:
     def take(self, expert: Source, name: str, half: str) -> torch.Tensor:
         """A or B of the matrix of an expert that is called `name` in a dense model; float64."""
         if self._known != (expert, name):
-            difference = expert[name].double().numpy() - self.base[name].double().numpy()
+            base = self.base[name].to(getattr(torch, self.dtype)) if self.dtype else self.base[name]
+            difference = expert[name].double().numpy() - base.double().numpy()
             if not np.isfinite(difference).all():
                 raise MergeError(f"{expert.name}: {name} holds NaN or infinity. Use an earlier checkpoint.")
             self._halves["A"], self._halves["B"], energy = decompose(difference, self.rank)

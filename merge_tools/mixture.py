@@ -16,7 +16,7 @@ from .low_rank import Factors
 from .output import dense_config, new_config
 from .recipe import Recipe, read_recipe
 from .record import RECORD, read_record
-from .sources import Source, open_source
+from .sources import Source, open_adapter, open_source
 from .writer import BYTES
 
 
@@ -40,6 +40,8 @@ class Mixture:
         self.record = read_record(self.folder)
         try:
             self.recipe: Recipe = read_recipe(self.record["recipe"])
+            if self.recipe.names != [expert["name"] for expert in self.record["experts"]]:
+                raise MergeError("its recipe has other experts.")
         except (MergeError, KeyError) as error:
             raise MergeError(f"{self.folder / RECORD} is damaged: {error}") from error
         self.source = Source("mixture", str(folder), self.folder)
@@ -66,18 +68,24 @@ class Mixture:
         names = {layer: self.kind.gate(layer) for layer in layers}
         return {layer: self.source[name].float() for layer, name in names.items() if name in self.source.specs}
 
+    def _place(self, source: dict[str, Any], key: str = "path") -> Path | None:
+        return Path(os.path.normpath(self.folder.resolve() / source[key])) if key in source else None
+
+    @property
+    def base_model(self) -> str | None:
+        """Where the base is now, if the recipe names one."""
+        found = self.moved.get("base") or self._place(self.record["base"]) or self.recipe.base_model
+        return str(found) if found and self.recipe.base_model else None
+
     def open_source(self, name: str) -> Source:
         """Opens an expert, or the base, that the mixture was made from. Raises a `MergeError` that says what to do if it was moved."""
         record = self.record["base"] if name == "base" else self.record["experts"][self.index_of(name)]
-
-        def place(source: dict[str, Any]) -> Path | None:
-            return Path(os.path.normpath(self.folder.resolve() / source["path"])) if "path" in source else None
-
-        base = place(self.record["base"]) or self.recipe.base_model
-        folder = expand_user(self.moved[name]) if name in self.moved else place(record)
+        folder = expand_user(self.moved[name]) if name in self.moved else self._place(record)
         if folder is not None and not folder.is_dir():
             raise MergeError(f"{name}: {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER.")
-        return open_source(name, record["source"], base and str(base), folder)
+        if folder is not None and (over := self._place(record, "over")) is not None and over.is_dir():
+            return open_adapter(name, record["source"], folder, over)
+        return open_source(name, record["source"], self.base_model, folder)
 
 
 class View(Source):

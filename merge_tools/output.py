@@ -50,9 +50,10 @@ def mixture_config(
 
 
 def dense_config(family: Family, mixture: Source) -> dict[str, Any]:
-    """config.json of a dense model of a mixture."""
+    """config.json of a dense model of a mixture; without a window it has full attention, whatever the default of its class is."""
     more = {"architectures": [family.architecture], "dtype": dtype_name(mixture)}
-    return config_content(family.model_type, {}, mixture, more)
+    settings = {"sliding_window": None} if "sliding_window" in new_config(family.model_type).to_dict() else {}
+    return config_content(family.model_type, settings, mixture, more)
 
 
 def config_content(model_type: str, settings: dict[str, Any], base: Source, more: dict[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,7 @@ Policy = Literal["token", "sequence_soft", "sequence_hard", "domain"]
 Format = Literal["auto", "lexicon", "mixtral", "qwen2_moe", "qwen3_moe", "flex_olmo"]
 TEXTS_OF = {"hidden": "positive_prompts", "cheap_embed": "positive_prompts", "ridge": "samples"}
 PATHS = ("base_model", "centroids", "source_model", "samples")
-# names of mergekit
-SAME = {
-    ("average", "linear"): "mean",
-    ("gate_mode", "uniform_random"): "random",
-    ("gate_mode", "hidden_last"): "hidden",
-}
+SAME = {("average", "linear"): "mean", ("gate_mode", "uniform_random"): "random"}  # names of mergekit
 MERGED_BEFORE = "Merge with mergekit first, and give the result as base_model, with average: base."
 WHOLE_MLPS = "Experts are whole MLPs in all layers."
 # What mergekit and mergoo have and Lexperts does not -> what to do. A value without an effect is accepted.
@@ -45,7 +40,10 @@ OTHER_KEYS = {
 }
 OTHER_VALUES = {
     **{("average", name): MERGED_BEFORE for name in ("slerp", "ties", "dare", "dare_ties", "dare_linear")},
-    **{("gate_mode", name): "Use hidden or ridge." for name in ("hidden_avg", "router_input", "centroid", "anchor")},
+    **{
+        ("gate_mode", name): "Use hidden or ridge."
+        for name in ("hidden_avg", "hidden_last", "router_input", "centroid", "anchor")
+    },
 }
 ARCHITECTURES = {"mixtral": "mixtral", "qwen moe": "qwen2_moe", "qwen3 moe": "qwen3_moe"}  # mergekit's -> the format
 
@@ -143,8 +141,8 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
     if isinstance(source, Recipe):
         source = source.to_dict()
     elif not isinstance(source, dict):
-        folder = Path(source).parent
-        source = read_yaml(source, kind="recipe", example="experts: [{source_model: PATH}, ...]")
+        folder = expand_user(source).parent
+        source = read_yaml(expand_user(source), kind="recipe", example="experts: [{source_model: PATH}, ...]")
     dense = source.keys() & {"merge_method", "models", "slices"}
     if dense and "experts" not in source:
         raise MergeError(
@@ -183,8 +181,8 @@ def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | No
             if not value.strip():
                 raise MergeError(f"{name} in {where} is empty.")
             if name in PATHS:
-                path = expand_user(value)
-                value = str(folder / path if folder and (folder / path).exists() else path)
+                paths = [expand_user(part) for part in value.split("+")]  # MODEL+ADAPTER
+                value = "+".join(str(folder / p if folder and (folder / p).exists() else p) for p in paths)
             value = [value] if name.endswith("_prompts") else value
         if value is not None:
             values[name] = value
@@ -227,14 +225,17 @@ def check_values(recipe: Recipe) -> None:
     """Raises a `MergeError` for the first value that does not fit the others."""
     weights, k, rank = [expert.weight for expert in recipe.experts], recipe.experts_per_token, recipe.rank
     base, mode, policy, tokens = recipe.base_model, recipe.gate_mode, recipe.routing_policy, recipe.gate_tokens
-    needed = TEXTS_OF.get(mode or "")
+    needed, others = TEXTS_OF.get(mode or ""), [e.name for e in recipe.experts if e.source_model != base]
     lacking = next((e.name for e in recipe.experts if needed and not getattr(e, needed)), None)
     problems = {
         f"experts_per_token={k} must be 1 to {len(weights)}, the number of experts.": not 1 <= k <= len(weights),
-        f"weight must be at least 0, and larger for one expert: {weights}.": min(weights) < 0 or not any(weights),
+        f"weight must be at least 0, and larger for one expert: {weights}.": not (
+            min(weights) >= 0 < sum(weights) < 1e9
+        ),
         "average: base needs base_model, which has these weights.": recipe.average == "base" and not base,
         f"rank: {rank} must be at least 1, and needs base_model.": rank is not None and (rank < 1 or not base),
         f"seed={recipe.seed} must be at least 0.": recipe.seed < 0,
+        "The name base is that of base_model. Give the expert another.": "base" in others,
         f"gate_mode: {mode} needs {needed}; {lacking!r} has none. Add some, or use gate_mode: random.": lacking,
         f"gate_mode: none needs routing_policy: domain, not {policy}.": mode == "none" and policy != "domain",
         f"gate_tokens={tokens} is for gate_mode: ridge.": tokens is not None and mode != "ridge",

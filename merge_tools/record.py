@@ -19,6 +19,7 @@ from .sources import Source, read_json
 from .writer import write_json
 
 RECORD = "merge_record.json"
+SOURCE_KEYS = {"name", "source", "files", "row"}
 IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
 HOW_TO_OPEN = """```python
 {imports}from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -51,8 +52,9 @@ def source_record(source: Source, hashes: Hashes, out: str | Path) -> dict[str, 
     """A source: its name, path or Hub id, where its folder is from the mixture, its licence and the hashes of its files."""
     folder = source.adapter.folder if source.adapter else source.folder
     record: dict[str, Any] = {"name": source.name, "source": source.origin, "files": hashes.of(source)}
-    if os.path.isdir(expand_user(source.origin)):
-        record["path"] = os.path.relpath(folder.resolve(), expand_user(out).resolve())
+    if os.path.isdir(expand_user(source.origin.split("+")[-1])):
+        places = {"path": folder} | ({"over": source.adapter.base} if source.adapter else {})
+        record |= {k: os.path.relpath(place.resolve(), expand_user(out).resolve()) for k, place in places.items()}
     if license := read_license(folder):
         record["license"] = license
     return record
@@ -94,9 +96,11 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not (folder / RECORD).is_file():
         raise MergeError(f"{folder} has no {RECORD}. Give a folder that `lexperts merge` has written.")
     record = read_json(folder / RECORD)
-    experts = record.get("experts")
-    named = isinstance(experts, list) and all(isinstance(expert, dict) and "name" in expert for expert in experts)
-    if not named or record.get("family") not in FAMILIES or record.get("format") not in FORMATS:
+    experts, base = record.get("experts"), record.get("base")
+    complete = isinstance(experts, list) and all(isinstance(e, dict) and e.keys() >= SOURCE_KEYS for e in experts)
+    complete &= isinstance(base, dict) and {*base, "row"} >= SOURCE_KEYS
+    complete &= all(isinstance(record.get(key), dict) for key in ("recipe", "gates", "written"))
+    if not complete or record.get("family") not in FAMILIES or record.get("format") not in FORMATS:
         raise MergeError(f"{folder / RECORD} is damaged, or of another version. Copy or compose the mixture again.")
     return record
 

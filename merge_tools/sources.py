@@ -33,9 +33,10 @@ MERGE_FIRST = "Merge it with peft first: model.merge_and_unload().save_pretraine
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter: its folder, its file and those of its base, whether it changes an MLP, and the temporary folder with the merged model."""
+    """A LoRA adapter: its folder and its base's, its file and those of its base, whether it changes an MLP, and the temporary folder with the merged model."""
 
     folder: Path
+    base: Path
     files: list[Path]
     changes_mlp: bool
     merged: tempfile.TemporaryDirectory
@@ -254,4 +255,4 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
         if path.is_file():
             shutil.copyfile(path, Path(scratch.name, path.name))
     files, changes_mlp = [folder / "adapter_model.safetensors", *weight_files(base)], any(".mlp." in n for n in stored)
-    return Source(name, origin, Path(scratch.name), Adapter(folder, files, changes_mlp, scratch))
+    return Source(name, origin, Path(scratch.name), Adapter(folder, base, files, changes_mlp, scratch))

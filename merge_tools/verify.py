@@ -49,6 +49,8 @@ def verify(folder: str | Path, *, sources: Mapping[str, str | Path] | None = Non
         for key, value in expected.items()
         if (found := written.get(key)) != value  # null and no value mean the same
     ]
+    extra = mixture.source.specs.keys() - {item.name for item in items} - {CENTROIDS}
+    faults += [f"{name} is not a tensor of the merge." for name in sorted(extra)]
     counts = dict.fromkeys(("experts", "shared", "gates"), 0)
     for item in tqdm(items, desc="comparing", unit="tensor", disable=None):
         if (group := group_of(item.name)) not in skipped:
@@ -77,7 +79,7 @@ def expected_items(mixture: Mixture, base: Source, experts: list[Source]) -> tup
     except MergeError as error:
         notes.append(f"Gates were not compared: {error}")
         skipped.add("gates")
-    factors = Factors(base, recipe.rank) if recipe.rank else None
+    factors = Factors(base, recipe.rank, recipe.dtype) if recipe.rank else None
     items = mixture_items(recipe, base, experts, mixture_class(recipe, base), gates, factors, averaged)
     if CENTROIDS in mixture.source.specs:
         try:

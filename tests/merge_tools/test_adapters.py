@@ -72,7 +72,7 @@ def test_an_adapter_that_changes_no_mlp_is_a_warning(experts, tmp_path):
     assert "adapted" in warning and "average: base" in warning
 
 
-def test_where_an_adapter_finds_its_base(experts, tmp_path):
+def test_where_an_adapter_finds_its_base(experts, tmp_path, monkeypatch):
     """Beside it, or, if what it names does not exist, the recipe's base of that name; MODEL+ADAPTER as in mergekit."""
     base, other = experts(2)
     adapter, merged = adapt(base, tmp_path, target_modules=MLP)
@@ -86,6 +86,8 @@ def test_where_an_adapter_finds_its_base(experts, tmp_path):
         compose(recipe_of([named(origin), other], average="mean", **options), tmp_path / str(number))
         ours, theirs = (read_tensors(tmp_path / name) for name in (str(number), "expected"))
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        monkeypatch.chdir(tmp_path / "expected")  # an adapter and its base are found from any place
+        assert verify(tmp_path / str(number))["ok"]
 
 
 def change_file(adapter, change):

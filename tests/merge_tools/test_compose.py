@@ -239,6 +239,15 @@ def test_an_expert_with_another_vocabulary_is_accepted_with_the_base_s(sources, 
     assert torch.equal(found["model.norm.weight"], (base["model.norm.weight"] + other["model.norm.weight"]) / 2)
 
 
+def test_means_are_over_experts_of_all_dtypes_and_never_over_rows_of_other_tokens(sources, tmp_path):
+    folders, name = [sources("llama")[0], sources("llama", torch.bfloat16)[1]], "model.embed_tokens.weight"
+    one, two = (read_tensors(folder)[name] for folder in folders)
+    compose(recipe_of(folders), tmp_path / "mean")
+    assert torch.equal(read_tensors(tmp_path / "mean")[name], ((one.double() + two.double()) / 2).float())
+    compose(recipe_of(folders, tokenizer="base"), tmp_path / "base")
+    assert torch.equal(read_tensors(tmp_path / "base")[name], one) and verify(tmp_path / "base")["ok"]
+
+
 def test_what_a_user_should_know_is_a_warning(sources, tmp_path):
     folders = [tmp_path / name for name in NAMES[:2]]
     for folder, source in zip(folders, sources("llama"), strict=False):

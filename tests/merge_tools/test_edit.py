@@ -100,6 +100,23 @@ def test_a_mixture_is_exported_to_lexicon_and_back(name, sources, tmp_path):  # 
     same_tensors(tmp_path / "back", tmp_path / "out")
 
 
+def test_a_model_without_a_window_has_none_after_all_formats(sources, tmp_path):  # noqa: F811
+    """Its class has one of 4096 by default."""
+    folders = sources("mistral")
+    compose(recipe_of(folders, routing_policy="sequence_hard", gate_mode="random"), tmp_path / "out")
+    extract(tmp_path / "out", "ships", tmp_path / "dense")
+    assert opened(tmp_path / "dense").config.sliding_window is None
+    add(tmp_path / "out", {"source_model": str(folders[0]), "name": "new"}, tmp_path / "grown")
+    assert verify(tmp_path / "grown")["ok"]
+
+
+def test_factors_are_those_over_the_base_that_is_stored(sources, tmp_path):  # noqa: F811
+    folders = sources("llama")
+    compose(recipe_of(folders[:2], base_model=folders[0], average="base", rank=32, dtype="bfloat16"), tmp_path / "out")
+    add(tmp_path / "out", folders[2], tmp_path / "grown")
+    assert verify(tmp_path / "grown")["ok"]
+
+
 def test_experts_of_low_rank_are_exported_whole(sources, tmp_path):  # noqa: F811
     folders = sources("llama")
     compose(recipe_of(folders, base_model=folders[0], average="base", rank=6), tmp_path / "out")
@@ -152,7 +169,17 @@ def test_mistakes_are_named_and_nothing_is_written(sources, tmp_path):  # noqa: 
         assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize("change", [{"experts": None}, {"family": "gpt2"}, {"format": 3}, {"recipe": {"experts": [1]}}])
+CHANGES = (
+    {"experts": None},
+    {"experts": []},
+    {"base": {}},
+    {"family": "gpt2"},
+    {"format": 3},
+    {"recipe": {"experts": [1]}},
+)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_damaged_record_is_named(change, sources, tmp_path):  # noqa: F811
     compose(recipe_of(sources("llama")), tmp_path / "out")
     record = tmp_path / "out" / "merge_record.json"

@@ -34,6 +34,11 @@ def change_tensor(folder, name):
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+def add_tensor(folder, name):
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, name: tensors["model.norm.weight"].clone()}, folder / "model.safetensors", {"format": "pt"})
+
+
 MOE = "model.layers.1.block_sparse_moe"
 CHANGES = {
     "an expert": (
@@ -42,6 +47,7 @@ CHANGES = {
     ),
     "a mean": (lambda root: change_tensor(root / "out", "model.norm.weight"), ("model.norm.weight", "1 of 32")),
     "a gate": (lambda root: change_tensor(root / "out", f"{MOE}.gate.weight"), (f"{MOE}.gate.weight", "1 of 96")),
+    "an extra tensor": (lambda root: add_tensor(root / "out", "model.extra"), ("model.extra is not",)),
     "a source": (
         lambda root: change_tensor(root / "ships", "model.norm.weight"),
         ("ships: model.safetensors has changed",),
