@@ -98,7 +98,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--base", default="smollm2", help="a Llama, as a folder or Hub id; default: %(default)s")
     parser.add_argument("--output", type=Path, default=Path("real_llamas"), help="folder; default: %(default)s")
     parser.add_argument("--steps", type=int, default=30, help="of each training; default: %(default)s")
-    parser.add_argument("--plots", action="store_true", help="draw kept.png and map.png there")
     args = parser.parse_args(argv)
     start, out = time.perf_counter(), args.output
     out.mkdir(parents=True, exist_ok=True)
@@ -110,12 +109,11 @@ def main(argv: list[str] | None = None) -> None:
     recipe = {"base_model": resolve_model(args.base), "average": "base", "experts": experts, "gate_mode": "ridge"}
     (out / "recipe.yml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
     shutil.rmtree(out / "mixture", ignore_errors=True)  # of an earlier run
-    run("merge", "check", out / "recipe.yml")
     run("merge", "compose", out / "recipe.yml", out / "mixture")
     domains = [word for name, splits in files.items() for word in ("--domain", f"{name}={splits['test']}")]
-    run("merge", "evaluate", out / "mixture", *domains, *(("--plot", out / "kept.png") if args.plots else ()))
+    run("merge", "evaluate", out / "mixture", *domains)
     texts = [word for prompt in PROMPTS.values() for word in ("--text", prompt)]
-    run("merge", "route", out / "mixture", *texts, *(("--plot", out / "map.png") if args.plots else ()))
+    run("merge", "route", out / "mixture", *texts)
     generate(out / "mixture")
     print(f"\nAll of it took {(time.perf_counter() - start) / 60:.1f} minutes.")
 

@@ -1,11 +1,13 @@
 """The options of commands that write a row for each row of a file, and what they print at the end."""
 
+import codecs
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from run_tools.errors import UserError
 from run_tools.model_options import check_model, parse_device
 from run_tools.packaged import is_name
 
@@ -44,6 +46,15 @@ def open_source(source: str, output: Path, columns: Iterable[str], **options):
     """
     from run_tools.rows import Source
 
+    delimiter, encoding, place = options.get("delimiter"), options.get("encoding"), output.absolute()
+    if delimiter is not None and len(delimiter) != 1 and delimiter != "tab":
+        raise UserError(f"--delimiter {delimiter!r:.60} must be one character, or tab.")
+    try:
+        codecs.lookup(encoding or "utf-8")
+    except LookupError as error:
+        raise UserError(f"--encoding {encoding!r:.60} is not known. Use a name such as cp1252.") from error
+    if place.is_dir() or any(parent.is_file() for parent in place.parents):
+        raise UserError(f"OUT {str(output)!r} is a folder, or in a file. Give a .jsonl, .csv, .tsv or .parquet file.")
     rows = Source(source, output=output, **options)
     rows.check_columns(columns)
     return rows

@@ -52,12 +52,11 @@ def test_two_experts_are_merged_into_a_mixtral_and_again(tmp_path, capsys):
 
 def test_real_llamas_are_trained_and_merged_from_texts_that_everybody_has(tmp_path, capsys):
     save_tiny_llama(tmp_path / "base")
-    run_example("merge_real_llamas", tmp_path / "out", "--base", str(tmp_path / "base"), "--plots")
+    run_example("merge_real_llamas", tmp_path / "out", "--base", str(tmp_path / "base"))
     printed = capsys.readouterr().out
     assert all(
         part in printed for part in ("held-out tokens", "gain kept", "[reference] The try statement", "All of it took")
     )
-    assert all((tmp_path / "out" / name).is_file() for name in ("kept.png", "map.png"))
 
 
 @pytest.mark.nightly
