@@ -110,6 +110,7 @@ def main(argv: list[str] | None = None) -> None:
     (out / "recipe.yml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
     shutil.rmtree(out / "mixture", ignore_errors=True)  # of an earlier run
     run("merge", "compose", out / "recipe.yml", out / "mixture")
+    run("merge", "inspect", out / "mixture")
     domains = [word for name, splits in files.items() for word in ("--domain", f"{name}={splits['test']}")]
     run("merge", "evaluate", out / "mixture", *domains)
     texts = [word for prompt in PROMPTS.values() for word in ("--text", prompt)]
