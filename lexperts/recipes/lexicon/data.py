@@ -109,10 +109,13 @@ def read_file(name: str, path: Path, columns: dict[str, str | None]) -> Iterator
 def read_table(path: Path) -> Iterator[dict]:
     """Rows of a CSV or TSV file with a header; missing cells are None. Raises a `ValueError` for extra cells."""
     with path.open("rb") as file:
-        for place, row in csv_rows(file, "\t" if path.suffix == ".tsv" else ",", fill=True):
-            if isinstance(row, Exception):
-                raise ValueError(f"{path}, {place}: {row}. Quote cells that contain the separator.")
-            yield row
+        try:
+            for place, row in csv_rows(file, "\t" if path.suffix == ".tsv" else ",", fill=True):
+                if isinstance(row, Exception):
+                    raise ValueError(f"{place}: {row}. Quote cells that contain the separator")
+                yield row
+        except ValueError as error:
+            raise ValueError(f"{path}, {error}. Files are UTF-8.") from error
 
 
 def read_json(path: Path) -> list:
