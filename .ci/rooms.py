@@ -10,9 +10,9 @@ LIMITS = {
     "modeling": 14988,
     "keyphrase_tools, lite": 8170,
     "merge_tools": 3250,
-    "run_tools": 4130,
+    "run_tools": 3870,
     "lexperts": 9290,
-    "benchmarks": 2800,
+    "benchmarks": 1940,
     "rest": 1840,  # examples, docs, .ci, models
     "tests": 35300,
 }
