@@ -1,4 +1,4 @@
-"""A mixture on disk, and its views: each expert, and the base, as the dense model that it stands for."""
+"""A mixture on disk, and its views: each expert, and the base, as a dense model."""
 
 import os
 import re

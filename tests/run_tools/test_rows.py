@@ -85,7 +85,7 @@ def test_a_lost_connection_is_not_a_damaged_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "is no file"),
+        ({}, "is not a file"),
         ({"a.jsonl": ""}, "no documents"),
         ({"a.jsonl": LINES, "b.csv": TABLE}, r"\.csv, \.jsonl"),
         ({"a.csv": "id,text,id\n1,a,2\n"}, "two columns 'id'"),
