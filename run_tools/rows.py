@@ -60,7 +60,9 @@ class Source:
         own = os.path.abspath(output) if output is not None and not self.is_file else ""
         self.paths = sorted(one for one in found if self.is_file or not (self.is_hidden(one) or own and own in one))
         if not self.paths:
-            raise FileNotFoundError(f"{self.name} is not a file, and no folder or pattern of {', '.join(SUFFIXES)} files.")
+            raise FileNotFoundError(
+                f"{self.name} is not a file, and no folder or pattern of {', '.join(SUFFIXES)} files."
+            )
         kinds = sorted({suffix(one) for one in self.paths})
         if len(kinds) > 1 or kinds[0] not in SUFFIXES:
             raise UserError(f"{source} has {', '.join(kinds)} files. Pass files of one of {', '.join(SUFFIXES)}.")
