@@ -332,7 +332,7 @@ def test_errors_are_reported_in_one_line(tmp_path):
     (tmp_path / "broken.jsonl").write_text("{\n")
     cases = (
         ((f"a/b={gold}",), "'a/b' cannot become the name of a file"),
-        ((f"x={tmp_path / 'broken.jsonl'}",), "broken.jsonl, line 1: this is not valid JSON"),
+        ((f"x={tmp_path / 'broken.jsonl'}",), "broken.jsonl, line 1: it is not valid JSON"),
         ((f"x={gold}",), "gold.jsonl, row 1: "),
         ((good, f"x={other}"), "other.jsonl, row 1: "),
         ((good, f"x={short}"), "short.jsonl has 3 rows"),
