@@ -52,7 +52,7 @@ def test_answers_are_those_of_the_pipeline(lite, graph, tmp_path, request):
     for options, answers in zip(OPTIONS, found, strict=True):
         for expected, answer in zip(extract(TEXTS, **options), answers, strict=True):
             assert places(answer) == places(expected)
-            assert scores(answer) == pytest.approx(scores(expected), abs=2e-6)
+            assert scores(answer) == pytest.approx(scores(expected), abs=2.5e-6)  # two steps of the sixth decimal
             number += len(answer)
     assert number > 500 and all(map(lambda a, b: places(a) == places(b), alone, found[0]))
 
