@@ -99,12 +99,17 @@ def push(folder: Path, repository: str, private: bool) -> str:
 
     try:
         url = HfApi().create_repo(repository, private=private, exist_ok=True)
-        # without the shards of an earlier upload, which readers would prefer
-        HfApi().upload_folder(repo_id=url.repo_id, folder_path=folder, delete_patterns=["model*.safetensors*"])
+        HfApi().upload_folder(
+            repo_id=url.repo_id,
+            folder_path=folder,
+            delete_patterns=["model*.safetensors*"],  # the shards of an earlier upload, which readers would prefer
+            ignore_patterns=["gate_statistics/*"],  # states of the user's texts
+        )
     except Exception as error:  # HTTP errors, offline mode, permissions, ...
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
         raise UserError(
-            f"{folder} is complete, but could not be pushed to {repository!r} ({type(error).__name__}). Log in with "
-            f"`hf auth login`, then run: hf upload {repository} {folder}"
+            f"{folder} is complete, but could not be pushed to {repository!r} ({reason}). Log in with `hf auth login`, "
+            f"then run: hf upload {repository} {folder} --exclude 'gate_statistics/*'"
         ) from error
     return str(url)
 

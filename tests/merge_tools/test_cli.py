@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from lexperts.cli.merge import app
 from merge_tools import inspect
-from tests.loopback_hub import LoopbackHub
+from tests.loopback_hub import LoopbackHub, Repo
 
 from .conftest import edit_json, recipe_of, run_python
 
@@ -93,11 +93,33 @@ def test_warnings_go_to_the_standard_error(folder):
     assert err.startswith("warning: ships: max_position_embeddings is 64") and "warning" not in out
 
 
-def test_a_mixture_is_pushed_without_the_shards_of_an_earlier_one(folder):
+OPEN = """
+from transformers import AutoModelForCausalLM
+
+print(type(AutoModelForCausalLM.from_pretrained("tester/mixture")).__name__)
+"""
+
+
+def test_a_pushed_mixture_opens_from_the_hub_without_the_shards_of_an_earlier_one(folder):
+    """Nor are the statistics of ridge gates uploaded, which are states of the user's texts."""
+    sources = [{"source_model": f"experts/{name}", "samples": f"{name}.txt"} for name in ("birds", "ships")]
+    (folder / "recipe.yml").write_text(json.dumps(recipe_of(sources, gate_mode="ridge")))
+    shards = ("model-00001-of-00002.safetensors", "model.safetensors.index.json")
     with LoopbackHub() as hub:
+        hub.repos["model", "tester/mixture"] = repository = Repo("tester/mixture", "model", private=True)
+        repository.commit("main", "earlier", dict.fromkeys((*shards, "notes.md"), (b"old", None)))
         environment = {**os.environ, **hub.env, "HF_HOME": str(folder / "cache")}
-        command = ("-m", "lexperts", "merge", "compose", "recipe.yml", "out", "--push-to-hub", "tester/mixture")
-        run_python(*command, env=environment, cwd=folder)
-        files = hub.repos["model", "tester/mixture"].commit_of("main")["tree"]
-    assert {"config.json", "model.safetensors", "merge_record.json", "README.md", "tokenizer.json"} <= files.keys()
-    assert not any(b"/tmp" in content for content, _ in (files["README.md"], files["config.json"]))
+        command = ("-m", "lexperts", "merge", "compose", "recipe.yml", "out", "--push-to-hub")
+        done = run_python(*command, "tester/mixture", "--private", env=environment, cwd=folder)
+        assert f"{hub.url}/tester/mixture" in done.stdout
+        files = {name: content for name, (content, _) in repository.commit_of("main")["tree"].items()}
+        opened = run_python("-c", OPEN, env=environment | {"HF_HUB_OFFLINE": "0"}, cwd=folder)
+        command = (*command[:5], "two", "--push-to-hub", "a/b")
+        refused = run_python(*command, env=environment | {"HF_TOKEN": "x"}, cwd=folder, code=2)
+        assert hub.unknown == []
+    assert (folder / "out" / "gate_statistics").is_dir()
+    local = {path.name: path.read_bytes() for path in (folder / "out").iterdir() if path.is_file()}
+    assert files == {**local, "notes.md": b"old"}
+    assert not any(b"/tmp" in files[name] for name in ("README.md", "config.json"))
+    assert opened.stdout.split()[0] == "MixtralForCausalLM"
+    assert "two is complete" in refused.stderr and "hf upload a/b two" in refused.stderr
