@@ -222,7 +222,7 @@ class Output:
         except OSError as error:
             raise describe_space(error, self.path) from error
         self.rows += len(lines)
-        self.errors += sum(ERROR in line for line in lines)
+        self.errors += sum(map(has_error, lines))
 
     def cut(self, limit: int | None = None) -> None:
         """Removes the rows after the first ones, and an incomplete line of a process that was killed."""
@@ -231,7 +231,7 @@ class Output:
             for line in file:
                 if self.rows == limit or not line.endswith(b"}\n"):
                     break
-                self.rows, self.errors, end = self.rows + 1, self.errors + (ERROR in line), end + len(line)
+                self.rows, self.errors, end = self.rows + 1, self.errors + has_error(line), end + len(line)
         self.file.truncate(end)
 
     def finish(self) -> None:
@@ -249,7 +249,9 @@ class Output:
             self.lines.unlink()
 
 
-ERROR = b'"error": "'  # in the line of a row that has one; within a text, quotes have backslashes
+def has_error(line: bytes) -> bool:
+    """Whether the row of a line has an error. A column of the source may hold one within."""
+    return b'"error": "' in line and "error" in json.loads(line)
 
 
 def format_row(row: dict) -> bytes:

@@ -29,7 +29,7 @@ def folders(originals, tmp_path):
     return [shutil.copytree(folder, tmp_path / "experts" / folder.name) for folder in originals]
 
 
-def refuse(tmp_path, recipe, *fragments):
+def assert_refused(tmp_path, recipe, *fragments):
     with pytest.raises(UserError) as error:
         compose(recipe, tmp_path / "out")
     message = str(error.value)
@@ -41,14 +41,14 @@ def refuse(tmp_path, recipe, *fragments):
 def test_recipes(case, folders, tmp_path):
     given = yaml.safe_load(str(yaml.safe_dump(case["recipe"])).replace("EXPERTS", str(tmp_path / "experts")))
     (tmp_path / "recipe.yml").write_text(yaml.safe_dump({**recipe_of(folders), **given}))
-    refuse(tmp_path, tmp_path / "recipe.yml", *case["names"])
+    assert_refused(tmp_path, tmp_path / "recipe.yml", *case["names"])
 
 
 @pytest.mark.parametrize("case", CASES["configs"], ids=lambda case: str(case["config"])[:60])
 def test_configurations(case, folders, tmp_path):
     for folder in folders if case.get("of") == "all" else folders[1:2]:
         edit_json(folder / "config.json", **case["config"])
-    refuse(tmp_path, recipe_of(folders), *case["names"])
+    assert_refused(tmp_path, recipe_of(folders), *case["names"])
 
 
 def change_tensors(folder, change):
@@ -75,19 +75,19 @@ TENSORS = {
 def test_tensors(case, folders, tmp_path):
     change, names = TENSORS[case]
     change_tensors(folders[1], change)
-    refuse(tmp_path, recipe_of(folders), "ships", *names)
+    assert_refused(tmp_path, recipe_of(folders), "ships", *names)
 
 
 def test_a_base_that_lacks_a_tensor_of_its_configuration_is_named(folders, tmp_path):
     """All sources agree, so only the configuration shows it: a model with random weights would open."""
     for folder in folders:
         change_tensors(folder, lambda tensors: tensors.pop(NORM))
-    refuse(tmp_path, recipe_of(folders), "birds", NORM)
+    assert_refused(tmp_path, recipe_of(folders), "birds", NORM)
 
 
 def test_values_that_exceed_the_range_of_the_output(folders, tmp_path):
     change_tensors(folders[2], lambda tensors: tensors[DOWN].view(-1)[:1].fill_(1e6))
-    refuse(tmp_path, recipe_of(folders, dtype="float16"), "tools", "range of F16")
+    assert_refused(tmp_path, recipe_of(folders, dtype="float16"), "tools", "range of F16")
 
 
 FILES = {
@@ -110,7 +110,7 @@ FILES = {
 def test_files(case, folders, tmp_path):
     change, fragment = FILES[case]
     change(folders[1])
-    refuse(tmp_path, recipe_of(folders), "ships", fragment)
+    assert_refused(tmp_path, recipe_of(folders), "ships", fragment)
 
 
 def test_a_missing_shard_is_named(folders, tmp_path):
@@ -118,13 +118,13 @@ def test_a_missing_shard_is_named(folders, tmp_path):
     (folders[1] / "model.safetensors.index.json").write_text(
         '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
     )
-    refuse(tmp_path, recipe_of(folders), "model-00001-of-00002.safetensors")
+    assert_refused(tmp_path, recipe_of(folders), "model-00001-of-00002.safetensors")
 
 
 def test_a_tokenizer_that_gives_other_ids_is_named(folders, tmp_path):
     text = (folders[1] / "tokenizer.json").read_text()
     (folders[1] / "tokenizer.json").write_text(text.replace('"Lowercase"', '"NFC"'))
-    refuse(tmp_path, recipe_of(folders), "ships", "normalizer", "tokenizer: base")
+    assert_refused(tmp_path, recipe_of(folders), "ships", "normalizer", "tokenizer: base")
 
 
 def test_a_link_out_of_a_source_is_not_followed(folders, tmp_path):
@@ -132,7 +132,7 @@ def test_a_link_out_of_a_source_is_not_followed(folders, tmp_path):
     (tmp_path / "secret.txt").write_text("{}")
     (folders[0] / "generation_config.json").unlink()
     (folders[0] / "generation_config.json").symlink_to(tmp_path / "secret.txt")
-    refuse(tmp_path, recipe_of(folders), "generation_config.json", "secret.txt")
+    assert_refused(tmp_path, recipe_of(folders), "generation_config.json", "secret.txt")
 
 
 def test_an_output_that_is_not_free_stays_as_it_is(folders, tmp_path):

@@ -124,6 +124,12 @@ TestInterruptions = Interruptions.TestCase
 TestInterruptions.settings = hypothesis_settings(max_examples=25, stateful_step_count=8, deadline=None)
 
 
+def test_only_the_error_of_a_row_is_counted(tmp_path):
+    rows = [{"id": 0, "text": "a", "answer": {"error": "404"}}, {"id": 1}]
+    for out in (tmp_path / "out.jsonl", tmp_path / "out.csv"):
+        assert run(write_rows(tmp_path / "in.jsonl", rows), out)[:2] == (2, 1)
+
+
 def test_a_bad_row_is_an_error_of_its_own(tmp_path):
     (tmp_path / "in.jsonl").write_text('{"id": 7, "text": "a b"}\n{"id": 8, "text"\n\n[1]\n{"id": 9, "text": "bad"}\n')
 
