@@ -29,7 +29,8 @@ def check_sources(recipe: Recipe, base: Source, experts: list[Source]) -> list[s
         MergeError: for the first that cannot be merged. The message names it.
     """
     check_base(base)
-    warnings = []
+    has_tokenizer = any((base.folder / name).is_file() for name in TOKENIZER_FILES)
+    warnings = [] if has_tokenizer else [f"{base.name} has no tokenizer, so none is written."]
     for expert in experts:
         if expert.folder == base.folder:
             continue

@@ -260,6 +260,8 @@ def test_what_a_user_should_know_is_a_warning(sources, tmp_path):
         and "max_position_embeddings is 64, but 128 in birds" in warnings[0]
         and "chat template" in warnings[1]
     )
+    (folders[0] / "tokenizer.json").unlink()
+    assert "birds has no tokenizer" in compose(recipe_of(folders), tmp_path / "without")["warnings"][0]
 
 
 def test_a_dry_run_writes_nothing_and_the_same_recipe_gives_the_same_bytes(sources, tmp_path):
