@@ -13,8 +13,9 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from merge_tools import MergeError, export
+from merge_tools import export
 from merge_tools.sources import DTYPES
+from run_tools.errors import UserError
 
 from .conftest import edit_json, logits_of, open_model, read_tensors, tiny_tokenizer
 
@@ -106,7 +107,7 @@ def test_what_llama_cpp_does_not_have_is_refused(case, damage, fragment, tmp_pat
         save_file(read_tensors(folder) | dict([damage]), folder / "model.safetensors")
     else:
         damage(folder)
-    with pytest.raises(MergeError, match=re.escape(fragment)) as error:
+    with pytest.raises(UserError, match=re.escape(fragment)) as error:
         export(folder, tmp_path / "out.gguf", "gguf")
     assert "\n" not in str(error.value) and not list(tmp_path.glob("out*"))
 
@@ -114,7 +115,7 @@ def test_what_llama_cpp_does_not_have_is_refused(case, damage, fragment, tmp_pat
 def test_an_existing_file_is_never_touched_and_a_killed_export_leaves_nothing(tmp_path, monkeypatch):
     folder, out = compose_case(tmp_path, "llama", 2), tmp_path / "out.gguf"
     out.write_text("mine")
-    with pytest.raises(MergeError, match="exists"):
+    with pytest.raises(UserError, match="exists"):
         export(folder, out, "gguf")
     assert out.read_text() == "mine"
     monkeypatch.setattr("merge_tools.gguf_export.raw_bits", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
