@@ -10,7 +10,8 @@ from numbers import Integral, Real
 from pathlib import Path
 
 from run_tools.errors import UserError, short_repr
-from run_tools.jsonl import check_columns, read_jsonl
+from run_tools.jsonl import read_jsonl
+from run_tools.rows import missing_columns
 
 from .rows import NAME_COLUMNS
 
@@ -87,14 +88,14 @@ def labelled_row(
     """A row with a text and its keyphrases as a list of strings, from any form that `row_phrases` reads.
 
     Raises:
-        UserError: if the keyphrases have another form.
-        ValueError: if the text or the keyphrases are missing.
+        UserError: if the text or the keyphrases are missing, or have another form.
     """
     text = row.get(text_column)
     phrases = row_phrases(row, where, text if isinstance(text, str) else None, keyphrases_column)
     if phrases is not None:
         row = dict(row) | {keyphrases_column: phrases}
-    check_columns(row, (text_column, keyphrases_column), where, hint=hint)
+    if problem := missing_columns(row, (text_column, keyphrases_column)):
+        raise UserError(f"{where}: {problem}. {hint}")
     is_words = isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text)
     if not isinstance(text, str) and not is_words:
         raise UserError(f"{where}: {text_column}={short_repr(text)} is not a text. Use a string, or a list of words.")
@@ -123,8 +124,8 @@ def read_predictions(path: str | Path) -> list[dict]:
     def convert(row: dict, where: str) -> dict:
         text = row.get("text")
         phrases = row_phrases(row, where, text if isinstance(text, str) else None)
-        if phrases is None:
-            check_columns(row, ("keyphrases",), where, example='{"keyphrases": ["..."]}')
+        if phrases is None and (problem := missing_columns(row, ("keyphrases",))):
+            raise UserError(f"{where}: {problem}.")
         return row | {"keyphrases": phrases}
 
     rows = _read_separated(path, convert, "keyphrases")

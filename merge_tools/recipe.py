@@ -141,7 +141,7 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         source = source.to_dict()
     elif not isinstance(source, dict):
         folder = expand_user(source).parent
-        source = read_yaml(expand_user(source), kind="recipe", example="experts: [{source_model: PATH}, ...]")
+        source = read_yaml(expand_user(source))
     dense = source.keys() & {"merge_method", "models", "slices"}
     if dense and "experts" not in source:
         raise UserError(

@@ -1,12 +1,12 @@
-"""Reads rows of terms, contexts and definitions from JSON Lines files."""
+"""Rows of terms, contexts and definitions."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from .jsonl import rows_of_file
+from .errors import UserError
+from .jsonl import read_jsonl
 
 FIELDS = ("term", "context", "definition")
-EXAMPLE = '{"term": "...", "context": "...", "definition": "..."}'
 
 
 def is_complete_row(row: dict) -> bool:
@@ -15,28 +15,19 @@ def is_complete_row(row: dict) -> bool:
 
 
 def load_definition_rows(paths: str | Path | Sequence[str | Path]) -> tuple[list[dict], int]:
-    """Reads rows of definitions. A row whose context is a list becomes one row per context.
+    """Reads JSON Lines files, see `read_jsonl`. A row whose context is a list becomes one row per context.
 
     Returns:
         The complete rows, and the number of rows that were dropped for an empty or missing field.
 
     Raises:
-        FileNotFoundError: for a missing file.
-        ValueError: for a line that is not a JSON object (the message has file and line), or when no row is left.
+        UserError: also if no row is complete.
     """
-    rows, dropped = [], 0
-    for path in [paths] if isinstance(paths, (str, Path)) else paths:
-        for where, row in rows_of_file(path, EXAMPLE):
-            if not isinstance(row, dict):
-                raise ValueError(f"{where}: expected a JSON object, got a {type(row).__name__}.")
-            contexts = row.get("context")
-            read = [{**row, "context": context} for context in (contexts if isinstance(contexts, list) else [contexts])]
-            complete = [candidate for candidate in read if is_complete_row(candidate)]
-            rows += complete
-            dropped += len(read) - len(complete)
-    if not rows:
-        raise ValueError(
-            f"There are no complete rows in {paths}: {dropped:,} were dropped, because {', '.join(map(repr, FIELDS))} must "
-            "all be non-empty strings. Rename the columns of your file to these."
-        )
-    return rows, dropped
+    rows = []
+    for row in read_jsonl(paths):
+        contexts = row.get("context")
+        rows += [{**row, "context": context} for context in (contexts if isinstance(contexts, list) else [contexts])]
+    complete = [row for row in rows if is_complete_row(row)]
+    if not complete:
+        raise UserError(f"{paths}: none of the {len(rows):,} rows has a text as {', '.join(map(repr, FIELDS))}.")
+    return complete, len(rows) - len(complete)

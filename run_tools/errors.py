@@ -1,4 +1,4 @@
-"""Errors that a user can fix, and helpers that format their messages."""
+"""Errors that a user can fix, and how errors and values are shown."""
 
 import difflib
 import errno
@@ -9,13 +9,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-FULL = {
-    errno.ENOSPC: ("The disk has no space left", "Free some space"),
-    errno.EDQUOT: ("The user's quota has no space left", "Free some space"),
-    errno.EFBIG: ("The limit of file sizes is reached", "Raise it, see `ulimit -f`"),
-}
-PLAIN_ERRORS = (OSError, ValueError, TypeError, ImportError, FloatingPointError)  # whose message suffices
-USER_ERRORS = (*PLAIN_ERRORS, RuntimeError, MemoryError)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, the limit of file sizes
+PLAIN = (OSError, ValueError, TypeError, ImportError, FloatingPointError)  # whose message suffices
 MOST_LISTED = 40  # names in a message
 REPEAT = "Repeat the command."
 RESUME = "Repeat the command to resume."
@@ -23,33 +18,15 @@ DEBUG: ContextVar[bool] = ContextVar("debug", default=False)  # whether errors s
 
 
 class UserError(ValueError):
-    """An error in what a user gave. The message states the name and the value that are wrong, and how to fix it.
-
-    Control characters in names and values are escaped: they would change a terminal.
-    """
+    """What a user gave is wrong. The message names the option or file and its value; control characters in it are escaped."""
 
     def __init__(self, message: str):
         super().__init__("\n".join(map(escape, message.split("\n"))))
 
 
-class SettingsMismatchError(UserError):
-    """A file or folder holds the results of other settings, or is not known to be of a run; the message says how it differs."""
-
-
 def escape(text: str) -> str:
     """The text with control characters, lone surrogates and other invisible characters as escape sequences."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def is_encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8, i.e. has no lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
@@ -60,23 +37,18 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """Returns `' Did you mean "x"?'` for the closest known name, or the list of known names if none is close and they are few."""
     known = sorted(known)
-    close = closest(name, known)
-    if close:
+    if close := closest(name, known):
         return f" Did you mean {prefix + close!r}?"
     return f" Choose from: {', '.join(prefix + k for k in known)}." if len(known) <= MOST_LISTED else ""
 
 
 def one_line(error: BaseException) -> str:
     """The message of an exception on one line. Errors of the operating system have no number, others of no known kind their type."""
+    text = str(error)
     if isinstance(error, OSError) and error.strerror is not None:
         text = f"{error.strerror}{f': {error.filename}' if error.filename else ''}."
-        text += f" {FULL[error.errno][1]}." if error.errno in FULL else ""
-    elif isinstance(error, KeyError):  # its text is the repr of the key
-        text = f"KeyError: {error}"
-    elif str(error) and (isinstance(error, PLAIN_ERRORS) or type(error) is RuntimeError or hasattr(error, "status")):
-        text = str(error)
-    else:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    elif not text or not (isinstance(error, PLAIN) or type(error) is RuntimeError):
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return escape(" ".join(text.split()))
 
 
@@ -90,11 +62,6 @@ def print_error(message: str, level: str = "error") -> None:
         print(f"{level}: {line}", file=sys.stderr, flush=True)
 
 
-def called(text: str | Callable[[], str]) -> str:
-    """A text, or that of a function."""
-    return text if isinstance(text, str) else text()
-
-
 @contextmanager
 def user_errors(
     debug: bool = False,
@@ -103,23 +70,19 @@ def user_errors(
     interrupted: str | Callable[[], str] = REPEAT,
     full: str | Callable[[], str] = "",
 ) -> Iterator[None]:
-    """Ends the process with one line for any error, which every command does by this function. (A `UserError` of several
-    problems has a line for each.)
-
-    The exit status is 2 for errors that a user can fix, 1 for others, 130 after Ctrl-C, and that of an error with a `status`.
+    """Ends the process with one line for any error, and status 2; after Ctrl-C with 130.
 
     Args:
         debug: raise errors instead, with their traceback.
         report: prints a message, given its level: "error" or "interrupted".
-        interrupted: how to resume after Ctrl-C, or a function that says it then.
-        full: how to resume after a disk was full, in the same way.
+        interrupted, full: how to resume after Ctrl-C, and after a disk was full, or functions that say it then.
     """
     token = DEBUG.set(debug)
     try:
         yield
-    except KeyboardInterrupt as error:
-        report(called(interrupted), "interrupted")
-        sys.exit(getattr(error, "status", 130))
+    except KeyboardInterrupt:
+        report(interrupted if isinstance(interrupted, str) else interrupted(), "interrupted")
+        sys.exit(130)
     except BrokenPipeError:  # of `lexperts ... | head`
         with suppress(OSError, ValueError):  # discards what is still to be written, also at the process's end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -127,18 +90,13 @@ def user_errors(
     except Exception as error:
         if debug or hasattr(error, "exit_code"):  # of typer, which ends a command by such an exception
             raise
-        disk_is_full = isinstance(error, OSError) and error.errno in FULL
         message = str(error) if isinstance(error, UserError) else one_line(error)
-        report(message + (f" {called(full)}" if disk_is_full and full else ""), "error")
-        sys.exit(getattr(error, "status", 2 if isinstance(error, USER_ERRORS) else 1))
+        if full and isinstance(error, OSError) and error.errno in FULL:
+            message += f" {full if isinstance(full, str) else full()}"
+        report(message, "error")
+        sys.exit(2)
     finally:
         DEBUG.reset(token)
-
-
-def short_reason(error: Exception) -> str:
-    """The message of an exception on one line of at most 120 characters."""
-    text = one_line(error)
-    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def short_repr(value) -> str:
@@ -150,19 +108,12 @@ def short_repr(value) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def repr_path(path: str | Path) -> str:
-    """`repr` of a path of at most 300 characters; a longer one loses its middle, for its end says most."""
-    text = repr(str(path))
-    return text if len(text) <= 300 else f"{text[:148]}...{text[-149:]}"
-
-
 def format_size(count: float) -> str:
     """Bytes with a unit: 7.30 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
+    units = ["B", "kB", "MB", "GB", "TB"]
+    while count >= 1000 and len(units) > 1:
+        count, units = count / 1000, units[1:]
+    return f"{count:.3g} {units[0]}"
 
 
 def join_names(names: list[str], limit: int = 3) -> str:
@@ -171,10 +122,20 @@ def join_names(names: list[str], limit: int = 3) -> str:
 
 
 def expand_user(path: str | Path) -> Path:
-    """The path with `~` replaced by the home folder; raises a `UserError` for the home of an unknown user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise UserError(
-            f"{str(path)!r}: the user does not exist. Write the path in full, or start it with ./"
-        ) from error
+    """The path with `~` replaced by the home folder; that of an unknown user stays as it is, as in a shell."""
+    return Path(os.path.expanduser(path))
+
+
+class SettingsMismatchError(UserError):
+    """A folder holds the results of other settings, or is not known to be of a run."""
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8, i.e. has no lone surrogates."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def repr_path(path: str | Path) -> str:
+    """`repr` of a path of at most 300 characters; a longer one loses its middle, for its end says most."""
+    text = repr(str(path))
+    return text if len(text) <= 300 else f"{text[:148]}...{text[-149:]}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .cards import is_hub_id, join_card
 from .errors import UserError
-from .files import hash_file, locked, write_file
+from .files import locked, sha256_of, write_file
 from .model_options import is_path
 
 
@@ -64,7 +64,7 @@ def packaged_file(name: str) -> Path:
     path = Path(spec.origin).parent / model.file
     if not path.is_file():
         raise UserError(f"{path} does not exist. Install the package again: {model.install}")
-    if hash_file(path) != model.sha256:
+    if sha256_of(path) != model.sha256:
         raise UserError(f"{path} is damaged or of another version. Install the package again: {model.install}")
     return path
 

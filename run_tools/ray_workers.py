@@ -1,7 +1,4 @@
-"""Batches of rows by workers of Ray, on this machine or a cluster: this process reads, and appends results in order.
-
-Ray Data reads and writes by itself, and does not continue a run that was killed.
-"""
+"""Batches of rows by workers of Ray: this process reads, and appends results in order, so that a run that was killed resumes."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -35,8 +32,19 @@ def process_by_ray(open_process: Callable, check: Callable, batches: Iterable[tu
         import ray
     except ImportError as error:
         raise ImportError("--workers needs Ray. Install it with: pip install 'lexperts[ray]'") from error
-    is_own = not ray.is_initialized()
+
+    def first() -> tuple:
+        start, rows, result = pending.popleft()
+        try:
+            return start, rows, ray.get(result)
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            raise RuntimeError(
+                f"Rows {start:,} to {start + len(rows) - 1:,} could not be processed: {cause}"
+            ) from error
+
     pending: deque[tuple] = deque()
+    is_own = not ray.is_initialized()
     if is_own:
         ray.init(log_to_driver=False, logging_level="error")
     try:
@@ -45,22 +53,10 @@ def process_by_ray(open_process: Callable, check: Callable, batches: Iterable[tu
         actors = [ray.remote(Worker).options(**options).remote(open_process, check) for _ in range(workers)]
         for number, (start, rows) in enumerate(batches):
             if len(pending) == 2 * workers:
-                yield first_results(pending)
+                yield first()
             pending.append((start, rows, actors[number % workers].results.remote(rows)))
         while pending:
-            yield first_results(pending)
+            yield first()
     finally:
         if is_own:
             ray.shutdown()
-
-
-def first_results(pending: deque) -> tuple:
-    """Waits for the batch that was given first."""
-    import ray
-
-    start, rows, result = pending.popleft()
-    try:
-        return start, rows, ray.get(result)
-    except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None) or error
-        raise RuntimeError(f"Rows {start:,} to {start + len(rows) - 1:,} could not be processed: {cause}") from error

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .errors import UserError, closest, one_line
+from .errors import UserError, one_line
 from .fingerprints import digest
 
 SUFFIXES = (".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
@@ -48,21 +48,22 @@ class Source:
         self.name, self.text_column, self.encoding = str(source), text_column, encoding
         self.delimiter = {"tab": "\t"}.get(delimiter, delimiter)
         self.fs, path = url_to_fs(self.name)
-        self.is_file = self.fs.isfile(path)
-        self.root = PurePosixPath(path)
+        self.is_file, place = self.fs.isfile(path), PurePosixPath(path)
         if self.is_file:
-            self.root, found = self.root.parent, [path]
+            self.root, found = place.parent, [path]
         elif self.fs.isdir(path):
-            found = [one for one in self.fs.find(path) if suffix(one) in SUFFIXES]
+            self.root, found = place, self.fs.find(path)
         else:
-            self.root = next(folder for folder in self.root.parents if not set(str(folder)) & set("*?["))
-            found = [one for one in self.fs.glob(path) if not self.fs.isdir(one)] if set(path) & set("*?[") else []
-        own = os.path.abspath(output) if output is not None and not self.is_file else ""
-        self.paths = sorted(one for one in found if self.is_file or not (self.is_hidden(one) or own and own in one))
+            self.root, found = next(one for one in place.parents if not set(str(one)) & set("*?[")), self.fs.glob(path)
+        own = None if output is None else os.path.abspath(output)
+
+        def is_read(one: str) -> bool:
+            is_hidden = any(part.startswith((".", "_")) for part in PurePosixPath(self.place(one)).parts)
+            return suffix(one) in SUFFIXES and not is_hidden and (own is None or own not in one)
+
+        self.paths = sorted(one for one in found if self.is_file or is_read(one))
         if not self.paths:
-            raise FileNotFoundError(
-                f"{self.name} is not a file, and no folder or pattern of {', '.join(SUFFIXES)} files."
-            )
+            raise FileNotFoundError(f"{source} is not a file, and no folder or pattern of {', '.join(SUFFIXES)} files.")
         kinds = sorted({suffix(one) for one in self.paths})
         if len(kinds) > 1 or kinds[0] not in SUFFIXES:
             raise UserError(f"{source} has {', '.join(kinds)} files. Pass files of one of {', '.join(SUFFIXES)}.")
@@ -76,22 +77,19 @@ class Source:
         """The name of a file below the folder or pattern."""
         return str(PurePosixPath(path).relative_to(self.root))
 
-    def is_hidden(self, path: str) -> bool:
-        """Whether the name of a file, or of a folder on the way to it, begins with a dot or an underscore."""
-        return any(part.startswith((".", "_")) for part in PurePosixPath(self.place(path)).parts)
-
     def __iter__(self) -> Iterator[Row]:
         """All rows. A damaged file ends with a row that is an error."""
         for path in self.paths:
             try:
                 with self.fs.open(path, "rb", compression=None if self.kind == ".parquet" else "infer") as file:
-                    for place, value in self._read(file):
-                        is_row = isinstance(value, dict)
-                        reason = value if isinstance(value, Exception) else f"{value!r:.60} is not a JSON object"
-                        yield value if is_row else ValueError(f"{self.place(path)}, {place}: {reason}")
                     if self.kind == ".txt" and not self.is_file:
                         text = file.read().decode(self.encoding or "utf-8-sig")
                         yield {"id": self.place(path), self.text_column: text}
+                        continue
+                    for place, row in read_rows(file, self.kind, self.delimiter, self.encoding, self.text_column):
+                        is_row = isinstance(row, dict)
+                        reason = row if isinstance(row, Exception) else f"{row!r:.60} is not a JSON object"
+                        yield row if is_row else ValueError(f"{self.place(path)}, {place}: {reason}")
             except UserError as error:
                 raise UserError(f"{path}: {error}") from error
             except UnicodeDecodeError as error:
@@ -99,38 +97,23 @@ class Source:
             except DAMAGED as error:
                 yield ValueError(f"{path} cannot be read, at least not to its end: {one_line(error)}")
 
-    def _read(self, file) -> Iterator[tuple[str, Any]]:
-        """The rows of a file, each after its place; nothing for a file that is one text."""
-        if self.kind == ".parquet":
-            for batch in import_parquet().ParquetFile(file).iter_batches(64):  # texts may be long
-                yield from (("", row) for row in batch.to_pylist())
-        elif self.kind in DELIMITERS:
-            yield from csv_rows(file, self.delimiter or DELIMITERS[self.kind], self.encoding)
-        elif self.kind != ".txt":
-            yield from json_values(file, self.encoding, is_whole=self.kind == ".json")
-        elif self.is_file:
-            lines = io.TextIOWrapper(file, self.encoding or "utf-8-sig")
-            yield from (("", {self.text_column: line.rstrip("\n")}) for line in lines)
-
     def check_columns(self, names: Iterable[str]) -> None:
         """Raises a `UserError` for a column that the first rows do not have."""
         if not self.columns:
             raise UserError(str(self.first[0]))
-        for name in names:
-            if name not in self.columns:
-                similar = closest(name, self.columns)
-                hint = f" Did you mean {similar!r}?" if similar else ""
-                other = next((c for c in ";\t|" if len(self.columns) == 1 and c in self.columns[0]), None)
-                hint = f" Use --delimiter {'tab' if other == chr(9) else repr(other)}." if other else hint
-                known = ", ".join(map(repr, self.columns))
-                raise UserError(f"{self.paths[0]} has no column {name!r}. Its columns are {known}.{hint}")
+        if problem := missing_columns(self.columns, names):
+            other = next((c for c in ";\t|" if len(self.columns) == 1 and c in self.columns[0]), None)
+            hint = f" Use --delimiter {'tab' if other == chr(9) else repr(other)}." if other else ""
+            raise UserError(f"{self.paths[0]}: {problem}.{hint}")
 
     def count(self) -> int | None:
         """The number of rows; `None` for remote files, which are not read twice."""
         if "file" not in self.fs.protocol:
             return None
         if self.kind == ".parquet":
-            return sum(import_parquet().read_metadata(path).num_rows for path in self.paths)
+            from pyarrow import parquet
+
+            return sum(parquet.read_metadata(path).num_rows for path in self.paths)
         return sum(1 for _ in self)
 
     def state(self) -> str:
@@ -149,22 +132,38 @@ def suffix(path: str) -> str:
     return PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else name.suffix
 
 
-def import_parquet():
-    """`pyarrow.parquet`. Raises an `ImportError` that names the extra."""
-    try:
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError("Parquet needs pyarrow. Install it with: pip install 'lexperts[parquet]'") from error
-    return parquet
+def missing_columns(columns: Iterable[str], required: Iterable[str]) -> str | None:
+    """Which required columns are missing, and which there are; `None` if none is."""
+    missing = [name for name in required if name not in columns]
+    if not missing:
+        return None
+    return f"there is no {', '.join(map(repr, missing))}; the columns are {', '.join(map(repr, columns))}"
 
 
-def json_values(file, encoding: str | None = None, is_whole: bool = False) -> Iterator[tuple[str, Any]]:
-    """The place and the value of each line that is not blank; a `ValueError` for one that is not JSON.
+def read_rows(
+    file, kind: str, delimiter: str | None = None, encoding: str | None = None, text_column: str = "text"
+) -> Iterator[tuple[str, Any]]:
+    """The place and the value of each row of a file that is open in binary; a `ValueError` for a row that cannot be read.
 
     Args:
-        file: open in binary.
-        is_whole: the file may also be one value: an array of rows, or a row.
+        kind: a suffix. A file of another kind than those of SUFFIXES has JSON Lines.
     """
+    if kind == ".parquet":
+        from pyarrow import parquet
+
+        for batch in parquet.ParquetFile(file).iter_batches(64):  # texts may be long
+            yield from (("", row) for row in batch.to_pylist())
+    elif kind in DELIMITERS:
+        yield from csv_rows(file, delimiter or DELIMITERS[kind], encoding)
+    elif kind == ".txt":
+        for number, line in enumerate(io.TextIOWrapper(file, encoding or "utf-8-sig"), 1):
+            yield f"line {number}", {text_column: line.rstrip("\n")}
+    else:
+        yield from json_rows(file, encoding, is_whole=kind == ".json")
+
+
+def json_rows(file, encoding: str | None = None, is_whole: bool = False) -> Iterator[tuple[str, Any]]:
+    """The place and the value of each line that is not blank; with `is_whole`, also of an array of rows, or of one row."""
     if is_whole:
         content = file.read()
         value = parse_json(content, encoding)
@@ -189,33 +188,28 @@ def parse_json(content: bytes, encoding: str | None = None) -> Any:
 
 
 def csv_rows(file, delimiter: str, encoding: str | None = None, fill: bool = False) -> Iterator[tuple[str, Any]]:
-    """The rows after the header, each after its place; a `ValueError` for one with other fields than the header, or with
-    text after a closing quote. With `fill`, missing fields are `None`.
+    """The rows after the header, each after the line on which it ends; a `ValueError` for one with other fields than the
+    header, or with text after a closing quote. With `fill`, missing fields are `None`.
 
     Raises:
         UserError: if two columns have the same name.
     """
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(file, encoding or "utf-8-sig", newline="")
-    reader, number = csv.reader(text, delimiter=delimiter, strict=True), 0
-    header: list[Any] = next(reader, [])
-    if twice := [name for name in header if header.count(name) > 1]:
+    reader = csv.DictReader(text, delimiter=delimiter, strict=True)
+    names = list(reader.fieldnames or ())
+    if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"it has two columns {twice[0]!r}. Rename one of them.")
     while True:
-        number += 1
+        row: Any = None
         try:
-            cells: list[Any] | None = next(reader, None)
+            if (row := next(reader, None)) is None:
+                return
+            if None in row or (None in row.values() and not fill):
+                row = ValueError(f"it has {'more' if None in row else 'fewer'} fields than the header")
         except csv.Error as error:
-            yield f"row {number}", error
-            continue
-        if cells is None:
-            return
-        if fill and cells:
-            cells += [None] * (len(header) - len(cells))
-        if len(cells) == len(header):
-            yield f"row {number}", dict(zip(header, cells, strict=True))
-        elif cells:  # not a blank line
-            yield f"row {number}", ValueError(f"it has {len(cells)} fields, the header has {len(header)}")
+            row = error
+        yield f"line {reader.line_num}", row
 
 
 def batched(rows: Iterable[Row], size: int, characters: int = 2000) -> Iterator[list[Row]]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import UserError, one_line
-from .files import describe_space, locked, write_file
+from .files import locked, naming, write_file
+from .fingerprints import differences
 from .rows import DELIMITERS, Source, batched
-from .settings import find_changes
 
 TABLES = (*DELIMITERS, ".parquet")
 LINES = (".jsonl", ".ndjson", ".json", "")
-SAVED = 30  # seconds between two times that all rows are on the disk
 
 
 class Summary(NamedTuple):
@@ -62,11 +60,10 @@ def run_over(
         BlockingIOError: if another process writes the same output.
     """
     source = source if isinstance(source, Source) else Source(source, output=out)
-    own = {*results, "error"} if keep is None else {*results, "error", "id"} - {id_column}
-    if taken := own.intersection(source.columns if keep is None else keep) - ({"error"} if keep is None else set()):
-        raise UserError(
-            f"{source.name}: the column {min(taken)!r} has the name of a result. Rename it, or leave it out."
-        )
+    names = set(source.columns) - {"error"} if keep is None else set(keep)
+    own = set(results) if keep is None else {*results, "error", "id"} - {id_column}
+    if taken := names & own:
+        raise UserError(f"{source.name}: the column {min(taken)!r} has the name of a result. Rename or omit it.")
     state, ids = source.state(), id_column if id_column in source.columns else None
     output = Output(out, {**settings, "source": state}, types)
     if output.is_finished:
@@ -74,13 +71,13 @@ def run_over(
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
 
+    from .ray_workers import process_by_ray
+
     process = None if workers else open_process()  # before anything is written: a model may be missing
     with output, tqdm(total=source.count(), unit=" documents") as bar, logging_redirect_tqdm():
         done = bar.initial = output.rows
         batches = unfinished(batched(source, batch_size), output)
         if process is None:
-            from .ray_workers import process_by_ray
-
             processed = process_by_ray(open_process, check, batches, workers)
         else:
             processed = ((start, rows, process_each(process, rows, check)) for start, rows in batches)
@@ -114,9 +111,7 @@ def columns(row: Any, number: int, keep: Sequence[str] | None, id_column: str | 
     return {"id": number if id_column is None else row.get(id_column)} | {name: row.get(name) for name in keep}
 
 
-def process_each(
-    process: Callable[[list], list[dict]], rows: Sequence, check: Callable = lambda row: row
-) -> list[dict]:
+def process_each(process: Callable[[list], list[dict]], rows: Sequence, check: Callable) -> list[dict]:
     """The results of rows, or `{"error": reason}`: for a row that is an error, that `check` refuses, or that fails. If
     rows fail together, they are processed one by one.
 
@@ -171,7 +166,7 @@ class Output:
         self.lines = Path(f"{out}.rows.jsonl") if self.is_table else self.path
         self.settings = json.loads(json.dumps(settings, default=str))
         self.rows = self.errors = 0
-        self.is_finished, self._stack, self._saved = False, ExitStack(), time.monotonic()
+        self.is_finished, self._stack = False, ExitStack()
         self.compare()
 
     def __enter__(self):
@@ -179,7 +174,7 @@ class Output:
         self.file = self._stack.enter_context(locked(self.lines))
         self.compare()  # another process may have begun
         self.cut()
-        self.write_record({"settings": self.settings})
+        self.write_record()
         return self
 
     def __exit__(self, *_):
@@ -195,7 +190,7 @@ class Output:
             return
         try:
             record = json.loads(self.record.read_text(encoding="utf-8"))
-            changes = "; ".join(find_changes(record["settings"], self.settings).values())
+            changes = differences(record["settings"], self.settings)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.record} is damaged, or not of a run. Move it and {self.path} away.") from error
         if changes and has_rows:
@@ -206,21 +201,17 @@ class Output:
         elif finished and self.is_table:
             raise UserError(f"{self.path} has changed since it was written. Delete it, or choose another name.")
 
-    def write_record(self, record: dict) -> None:
+    def write_record(self, **finished) -> None:
         """Writes OUT.settings.json."""
+        record = {"settings": self.settings, **finished}
         write_file(self.record, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
 
     def write(self, rows: Iterable[dict]) -> None:
-        """Appends rows, which are on the disk after half a minute. Raises an `OSError` if it is full."""
+        """Appends rows. Raises an `OSError` that names the file if the disk is full."""
         lines = [format_row(row) for row in rows]
-        try:
+        with naming(self.path):
             self.file.writelines(lines)
             self.file.flush()
-            if time.monotonic() - self._saved > SAVED:
-                os.fsync(self.file.fileno())
-                self._saved = time.monotonic()
-        except OSError as error:
-            raise describe_space(error, self.path) from error
         self.rows += len(lines)
         self.errors += sum(map(has_error, lines))
 
@@ -243,8 +234,7 @@ class Output:
             new = self.path.with_name(f".{self.path.name}.tmp")
             write_table(self.lines, new, self.path.suffix, self.types())
             new.replace(self.path)
-        finished = {"rows": self.rows, "errors": self.errors, "bytes": self.path.stat().st_size}
-        self.write_record({"settings": self.settings, "finished": finished})
+        self.write_record(finished={"rows": self.rows, "errors": self.errors, "bytes": self.path.stat().st_size})
         if self.is_table:
             self.lines.unlink()
 

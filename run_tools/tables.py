@@ -38,14 +38,13 @@ def groups(lines: Path) -> Iterator[list[dict]]:
 
 
 def flatten(row: Mapping) -> dict[str, str]:
-    """The cells of a row. A list of texts is joined by "; ", and so are the first fields of a list of objects; of `keyphrases` those with
-    a score, and after them the column `scores`: candidates that do not occur have none. Other values are JSON. A cell that a
-    spreadsheet would run as a formula has an apostrophe before it.
+    """The cells of a row. Texts of a list are joined by "; ", and so are the first fields of a list of objects; of `keyphrases`
+    those with a score, which are the column `scores`. Other values are JSON. A formula has an apostrophe before it.
     """
     cells = {}
     for name, value in row.items():
         if isinstance(value, list) and value and all(isinstance(item, dict) and item for item in value):
-            if name == "keyphrases":
+            if name == "keyphrases":  # candidates that do not occur have no score
                 value = [item for item in value if isinstance(item.get("score"), (int, float))]
                 cells["scores"] = "; ".join(f"{item['score']:.4f}" for item in value)
             value = [str(next(iter(item.values()))) for item in value]
@@ -63,18 +62,14 @@ def write_parquet(lines: Path, output: Path, types: Mapping) -> None:
     from pyarrow.parquet import ParquetWriter
 
     text = pyarrow.string()
-
-    def merge(type, values: list):
-        """The type of earlier and new values; text if there is none, or if Parquet cannot hold it."""
-        pair = [pyarrow.schema([("x", one)]) for one in (type, pyarrow.array(values).type)]
-        merged = pyarrow.unify_schemas(pair, promote_options="permissive").field("x").type
-        return text if "struct<>" in str(merged) else merged
-
     found: dict = {}
     for group in groups(lines):
         for name in {name: None for row in group for name in row}:
             try:
-                found[name] = merge(found.get(name, pyarrow.null()), [row.get(name) for row in group])
+                new = pyarrow.array([row.get(name) for row in group]).type
+                pair = [pyarrow.schema([("x", one)]) for one in (found.get(name, pyarrow.null()), new)]
+                merged = pyarrow.unify_schemas(pair, promote_options="permissive").field("x").type
+                found[name] = text if "struct<>" in str(merged) else merged  # which Parquet cannot hold
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
                 found[name] = text
     schema = pyarrow.schema({**found, "error": text, **types})

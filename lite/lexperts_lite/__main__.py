@@ -20,7 +20,7 @@ TABLES = (".parquet", ".csv", ".tsv", ".xlsx")
 def read_rows(path: str) -> list[dict]:
     """The rows of a JSON Lines file with `text` and optionally `title`. Raises a `UserError` that names the line."""
     rows = []
-    for where, row in rows_of_file(path, EXAMPLE):
+    for where, row in rows_of_file(path):
         text, title = (row.get("text"), row.get("title")) if isinstance(row, dict) else (None, None)
         if not isinstance(text, str) or not isinstance(title, (str, NoneType)):
             problem = "it has no text" if not isinstance(text, str) else f"title={short_repr(title)} is not a text"

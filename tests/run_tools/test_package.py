@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import run_tools
-from run_tools.versions import UNKNOWN, package_version, package_versions
+from run_tools.versions import package_version, package_versions
 
 ROOT = Path(run_tools.__file__).parent
 LATE = {"parquet_output", "connections"}  # are imported where a Parquet file is written, and where a server runs
@@ -23,5 +23,5 @@ def test_no_module_imports_torch_or_an_extra():
 def test_versions_of_packages():
     assert package_versions(("pytest", "no-such-package")) == {
         "pytest": package_version("pytest"),
-        "no-such-package": UNKNOWN,
+        "no-such-package": "unknown",
     }

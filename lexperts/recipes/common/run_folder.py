@@ -15,8 +15,7 @@ from transformers import Trainer, TrainingArguments
 
 from run_tools.errors import SettingsMismatchError
 from run_tools.files import write_file
-from run_tools.fingerprints import RECORD, parse_named_path
-from run_tools.settings import differences
+from run_tools.fingerprints import RECORD, differences, parse_named_path
 from run_tools.versions import package_versions
 
 from .interruptions import is_complete, last_checkpoint

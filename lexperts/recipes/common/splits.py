@@ -7,8 +7,9 @@ from datasets import Dataset, load_dataset
 
 from keyphrase_tools.phrase_lists import labelled_row
 from keyphrase_tools.rows import NAME_COLUMNS
-from run_tools.jsonl import EXAMPLE, read_jsonl
+from run_tools.jsonl import read_jsonl
 
+EXAMPLE = '{"title": "...", "text": "...", "keyphrases": ["..."]}'
 SPLITS = ("train", "validation", "test")
 
 
@@ -41,7 +42,7 @@ def load_splits(
     if not args.train_files:
         raise ValueError(f"No training data. Pass --train-files train.jsonl or --dataset-name {hub_example}.")
     files = {split: getattr(args, f"{split}_files", None) for split in SPLITS}
-    return {split: read_jsonl(paths, required, example, hint, convert) for split, paths in files.items() if paths}
+    return {split: read_jsonl(paths, required, convert) for split, paths in files.items() if paths}
 
 
 def load_keyphrase_rows(args) -> dict[str, list[dict]]:

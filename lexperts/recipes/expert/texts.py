@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from merge_tools.texts import read_texts
 from run_tools.errors import UserError, short_repr
 from run_tools.jsonl import rows_of_file
 
@@ -23,9 +22,10 @@ def read_rows(path: str | Path, blank: list[str] | None = None) -> Iterator[tupl
     Lines are appended to `blank`. Raises a `UserError` for a line that is neither; the message names it.
     """
     if Path(path).suffix.lower() == ".txt":
-        yield from ((str(path), {"text": text.strip()}) for text in read_texts(path, dict))
+        texts = (row["text"].strip() for _, row in rows_of_file(path))
+        yield from ((str(path), {"text": text}) for text in texts if text)
         return
-    for where, row in rows_of_file(path, EXAMPLE):
+    for where, row in rows_of_file(path):
         kinds = [columns for columns in KINDS if isinstance(row, dict) and row.keys() >= set(columns)]
         if not kinds:
             raise UserError(f"{where}: {short_repr(row)} is neither a text nor a chat. Write {EXAMPLE}.")

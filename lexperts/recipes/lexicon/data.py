@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from run_tools.definition_rows import EXAMPLE
 from run_tools.jsonl import rows_of_file
 from run_tools.rows import csv_rows
 
@@ -33,6 +32,7 @@ NAMES = {  # usual names of columns, in lower case
 THREE_DEX = "dataset_name"
 FILLER = "N/A"  # empty cells of 3D-EX
 SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".txt", ".src")
+EXAMPLE = '{"term": "...", "context": "...", "definition": "..."}'
 COMPANIONS = (".eg", ".tgt")  # read with a .txt or .src
 
 
@@ -121,7 +121,7 @@ def read_table(path: Path) -> Iterator[dict]:
 def read_json(path: Path) -> list:
     """The rows of a JSON list or of JSON Lines: objects, or lists. Raises a `ValueError` for others, and without rows."""
     rows: list = []
-    for where, row in rows_of_file(path, EXAMPLE):
+    for where, row in rows_of_file(path):
         if not isinstance(row, type(rows[0]) if rows else (dict, list)):
             raise ValueError(
                 f"{where}: {row!r:.40} is not a row. Rows are objects such as {EXAMPLE}, or all are lists."

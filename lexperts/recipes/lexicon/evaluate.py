@@ -50,7 +50,7 @@ def read_generated(files_by_system: dict[str, list[str]]) -> tuple[list[dict], d
     rows, generated, first = None, {}, None
     for name, files in files_by_system.items():
         for file in files:
-            lines = read_jsonl(file, example=EXAMPLE)
+            lines = read_jsonl(file)
             for number, row in enumerate(lines, start=1):
                 if not is_complete_row(row) or not isinstance(row.get("generated"), str):
                     raise ValueError(

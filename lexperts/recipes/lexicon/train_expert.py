@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from modeling_lexicon.data_lexicon import format_prompt
-from run_tools.errors import UserError, one_line, short_reason, short_repr
+from run_tools.errors import UserError, one_line, short_repr
 from run_tools.model_loading import open_tokenizer
 from run_tools.model_options import open_with_tokenizer
 from run_tools.yaml_files import check_names
@@ -32,7 +32,7 @@ def check_fields(from_scratch: str) -> dict:
     try:
         fields = json.loads(from_scratch)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{shown} is not valid JSON ({short_reason(error)}). In YAML write it as a mapping.") from error
+        raise UserError(f"{shown} is not valid JSON ({one_line(error)}). In YAML write it as a mapping.") from error
     check_names(fields, "from_scratch", LlamaConfig().to_dict())
     try:
         LlamaConfig(**fields)

@@ -73,12 +73,12 @@ def load_splits(place: str) -> dict[str, list[dict] | Dataset]:
     """The rows of a folder, of a file (the same for every split), or of a Hub data set."""
     path = Path(place)
     if path.is_file():
-        return dict.fromkeys(SPLITS, read_jsonl(path, example=EXAMPLE))
+        return dict.fromkeys(SPLITS, read_jsonl(path))
     if path.is_dir():
         files = {split: path / f"{split}.jsonl" for split in SPLITS if (path / f"{split}.jsonl").exists()}
         if not files:
             raise FileNotFoundError(f"{place} contains none of train.jsonl, validation.jsonl and test.jsonl.")
-        return {split: read_jsonl(file, example=EXAMPLE) for split, file in files.items()}
+        return {split: read_jsonl(file) for split, file in files.items()}
     if path.suffix in (".jsonl", ".json"):
         raise FileNotFoundError(f"{place} does not exist.")
     name, _, configuration = place.partition(":")

@@ -161,7 +161,7 @@ def add_unlabelled(
     """
     texts, first = [], len(files)
     for path in args.unlabelled_files or []:
-        rows = read_jsonl(path, (args.text_column,), EXAMPLE)
+        rows = read_jsonl(path, (args.text_column,))
         texts += [full_text(row, args.text_column, args.title_column) for row in rows]
         files += [1 + max(files)] * len(rows)
     batch = {"text": texts, "keyphrases": [[]] * len(texts)}
