@@ -232,7 +232,8 @@ class Output:
             from .tables import write_table
 
             new = self.path.with_name(f".{self.path.name}.tmp")
-            write_table(self.lines, new, self.path.suffix, self.types())
+            with naming(self.path):
+                write_table(self.lines, new, self.path.suffix, self.types())
             new.replace(self.path)
         self.write_record(finished={"rows": self.rows, "errors": self.errors, "bytes": self.path.stat().st_size})
         if self.is_table:

@@ -12,10 +12,6 @@ from run_tools.errors import UserError, print_error, user_errors
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class StepError(Exception):
-    status = 7
-
-
 class ExitError(RuntimeError):
     exit_code = 0
 
@@ -26,11 +22,11 @@ class ExitError(RuntimeError):
         (UserError("a\x1b[31m\nb"), 2, "error: a\\x1b[31m\nerror: b\n"),
         (ValueError("two\n  lines"), 2, "error: two lines\n"),
         (OSError(2, "No such file or directory", "x"), 2, "error: No such file or directory: x.\n"),
-        (OSError(28, "No space left on device"), 2, "Free some space. Repeat it.\n"),
+        (OSError(28, "No space left on device", "x"), 2, "error: No space left on device: x. Repeat it.\n"),
         (RuntimeError("out of memory"), 2, "error: out of memory\n"),
         (RecursionError("deep"), 2, "error: RecursionError: deep\n"),
-        (KeyError("x"), 1, "error: KeyError: 'x'\n"),
-        (StepError("failed"), 7, "error: failed\n"),
+        (KeyError("x"), 2, "error: KeyError: 'x'\n"),
+        (MemoryError(), 2, "error: MemoryError\n"),
         (KeyboardInterrupt(), 130, "interrupted: Run it again.\n"),
     ],
 )

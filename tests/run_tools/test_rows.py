@@ -69,7 +69,7 @@ def test_rows_and_files_that_cannot_be_read_are_errors_of_their_own(tmp_path):
     (tmp_path / "table").mkdir()
     write(tmp_path / "table" / "a.csv", 'id,text\n1,"a"b\n2\n3,c\n')
     found = list(Source(tmp_path / "table"))
-    assert [type(row) for row in found] == [ValueError, ValueError, dict] and "row 2" in str(found[1])
+    assert [type(row) for row in found] == [ValueError, ValueError, dict] and "line 3" in str(found[1])
     write(tmp_path / "table" / "a.csv", "id,text\n1,é\n".encode("latin-1"))
     with pytest.raises(UserError, match="--encoding"):
         Source(tmp_path / "table").check_columns(["text"])
@@ -83,21 +83,23 @@ def test_a_lost_connection_is_not_a_damaged_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "kind", "message"),
     [
-        ({}, "is not a file"),
-        ({"a.jsonl": ""}, "no documents"),
-        ({"a.jsonl": LINES, "b.csv": TABLE}, r"\.csv, \.jsonl"),
-        ({"a.csv": "id,text,id\n1,a,2\n"}, "two columns 'id'"),
-        ({"a.csv": "id;txt\n1;a\n"}, "'text'.*--delimiter ';'"),
-        ({"a.jsonl": '{"id": 1, "texts": "a"}\n'}, "'text'.*'id', 'texts'.*Did you mean 'texts'"),
+        ({}, FileNotFoundError, "in is not a file"),
+        ({"a.log": "x"}, FileNotFoundError, "in is not a file"),
+        ({"a.jsonl": ""}, UserError, "in"),
+        ({"a.jsonl": LINES, "b.csv": TABLE}, UserError, r"\.csv, \.jsonl"),
+        ({"a.csv": "id,text,id\n1,a,2\n"}, UserError, "'id'"),
+        ({"a.csv": "id;txt\n1;a\n"}, UserError, "'text'.*--delimiter ';'"),
+        ({"a.jsonl": '{"id": 1, "texts": "a"}\n'}, UserError, "'text'.*'id', 'texts'"),
     ],
 )
-def test_what_cannot_be_used_is_named(files, message, tmp_path):
+def test_what_cannot_be_used_is_named(files, kind, message, tmp_path):
+    (tmp_path / "in").mkdir()
     for name, content in files.items():
-        write(tmp_path / name, content)
-    with pytest.raises((UserError, FileNotFoundError), match=message):
-        Source(tmp_path).check_columns(["text"])
+        write(tmp_path / "in" / name, content)
+    with pytest.raises(kind, match=message):
+        Source(tmp_path / "in").check_columns(["text"])
 
 
 def test_the_state_changes_with_the_files_and_not_with_their_folder(tmp_path):

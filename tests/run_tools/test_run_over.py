@@ -3,11 +3,15 @@
 import errno
 import json
 import os
+import resource
 import shutil
 import signal
+import sys
 import tempfile
+from contextlib import suppress
 from datetime import date
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 
 import pyarrow
@@ -17,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from pyarrow import parquet
 
-from run_tools.errors import UserError
+from run_tools.errors import UserError, one_line
 from run_tools.run_over import Output, process_each, run_over
 
 ROWS = [{"id": i, "text": "word " * (i % 7), "year": 2000 + i} if i % 5 != 3 else {"id": i} for i in range(23)]
@@ -47,28 +51,20 @@ def read(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def run_killed(source, out, items: int) -> None:
-    """Runs in another process, which is killed by signal 9 when it is given that many items."""
-    seen = 0
-
-    def process(texts):
-        nonlocal seen
-        seen += len(texts)
-        if seen >= items:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return lengths(texts)
-
+def run_in_child(function) -> None:
+    """Calls a function in another process, which may be killed, and otherwise ends without an error."""
     if (child := os.fork()) == 0:
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            run(source, out, process=process)
-        finally:
+        try:  # tqdm shares a lock with this process, and keeps it after an error of the standard error
+            with open(os.devnull, "w", encoding="utf-8") as sys.stderr:
+                function()
             os._exit(0)
-    os.waitpid(child, 0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (0, -signal.SIGKILL)
 
 
 class Interruptions(RuleBasedStateMachine):
-    """Any number of killed runs, damaged ends, other settings and repetitions."""
+    """Any number of killed runs, full disks, damaged ends, other settings and repetitions."""
 
     @initialize(suffix=st.sampled_from([".jsonl", ".csv", ".parquet"]), number=st.integers(1, len(ROWS)))
     def begin(self, suffix, number):
@@ -78,9 +74,38 @@ class Interruptions(RuleBasedStateMachine):
         self.lines = self.out if suffix == ".jsonl" else Path(f"{self.out}.rows.jsonl")
         run(self.source, self.whole)
 
-    @rule(items=st.integers(1, len(ROWS)))
-    def kill(self, items):
-        run_killed(self.source, self.out, items)
+    @rule(last=st.integers(1, 40))
+    def kill(self, last):
+        """By signal 9, when a file is opened, renamed or removed, or rows are processed for the nth time."""
+        events = count(1)
+
+        def event():
+            if next(events) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def watch(name, given):
+            if name in ("open", "os.rename", "os.remove") and str(given[0]).startswith(str(self.folder)):
+                event()
+
+        def run_watched():
+            sys.addaudithook(watch)
+            run(self.source, self.out, process=lambda texts: event() or lengths(texts))
+
+        run_in_child(run_watched)
+
+    @rule(size=st.integers(0, 1500))
+    def fill(self, size):
+        """No file may be larger, as on a full disk: an error that names the file."""
+
+        def run_limited():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            with suppress(UserError):  # without room for a record
+                try:
+                    run(self.source, self.out)
+                except OSError as error:
+                    assert error.errno == errno.EFBIG and self.out.name in one_line(error)
+
+        run_in_child(run_limited)
 
     @rule(size=st.integers(1, 200))
     def damage(self, size):
@@ -120,8 +145,14 @@ class Interruptions(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
+class ManyInterruptions(Interruptions):
+    pass
+
+
 TestInterruptions = Interruptions.TestCase
-TestInterruptions.settings = hypothesis_settings(max_examples=25, stateful_step_count=8, deadline=None)
+TestInterruptions.settings = hypothesis_settings(max_examples=40, stateful_step_count=8, deadline=None)
+TestManyInterruptions = pytest.mark.nightly(ManyInterruptions.TestCase)
+TestManyInterruptions.settings = hypothesis_settings(TestInterruptions.settings, max_examples=400)
 
 
 def test_only_the_error_of_a_row_is_counted(tmp_path):
@@ -156,40 +187,8 @@ def test_a_failure_of_all_rows_is_raised_and_what_is_done_is_kept(tmp_path):
         run(source, out, process=process)
     assert len(read(out)) == 8 and run(source, out) == (23, 4, 15)
     with pytest.warns(UserWarning, match="2 rows failed together"):
-        assert (
-            process_each(lambda items: [{"length": 1}] if len(items) == 1 else 1 / 0, ["a", "b"]) == [{"length": 1}] * 2
-        )
-
-
-def test_a_full_disk_is_an_error_that_names_the_file_and_the_run_resumes(tmp_path, monkeypatch):
-    """/dev/full refuses what is flushed to it."""
-    source, out = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    run(source, tmp_path / "whole.jsonl")
-
-    class FullFile:
-        def __init__(self, file):
-            self.file = file
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def flush(self):
-            self.file.flush()
-            os.truncate(out, max(0, out.stat().st_size - 9))  # a part of the line fits
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    write = Output.write
-
-    def write_to_full(self, rows):
-        if self.rows >= 8:
-            self.file = FullFile(self.file)
-        write(self, rows)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space left for .*out.jsonl"):
-        patch.setattr(Output, "write", write_to_full)
-        run(source, out)
-    run(source, out)
-    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+        one_by_one = process_each(lambda items: [{"length": 1}] if len(items) == 1 else 1 / 0, ["a", "b"], str)
+    assert one_by_one == [{"length": 1}] * 2
 
 
 def test_nothing_of_a_user_is_overwritten(tmp_path):
