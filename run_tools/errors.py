@@ -11,7 +11,6 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, the limit of file sizes
 PLAIN = (OSError, ValueError, TypeError, ImportError, FloatingPointError)  # whose message suffices
-MOST_LISTED = 40  # names in a message
 REPEAT = "Repeat the command."
 RESUME = "Repeat the command to resume."
 DEBUG: ContextVar[bool] = ContextVar("debug", default=False)  # whether errors show their traceback
@@ -39,7 +38,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     known = sorted(known)
     if close := closest(name, known):
         return f" Did you mean {prefix + close!r}?"
-    return f" Choose from: {', '.join(prefix + k for k in known)}." if len(known) <= MOST_LISTED else ""
+    return f" Choose from: {', '.join(prefix + k for k in known)}." if len(known) <= 40 else ""
 
 
 def one_line(error: BaseException) -> str:

@@ -44,11 +44,11 @@ def fingerprint(source: str | Path) -> dict:
 
 
 def is_same(before, now) -> bool:
-    """Whether two settings are equal. Fingerprints are if their content is; of what is not downloaded yet, their names."""
+    """Whether two settings are equal. Fingerprints of contents are whatever their name; before a download, no commit is known."""
     if isinstance(before, dict) and isinstance(now, dict):
-        for key in ("sha256", "commit", "name"):
-            if key in before and key in now:
-                return before[key] == now[key]
+        is_known = "commit" in before and "commit" in now
+        ignored = "name" if "sha256" in before else None if is_known else "commit"
+        return {**before, ignored: None} == {**now, ignored: None}
     return before == now
 
 

@@ -189,10 +189,8 @@ def parse_json(content: bytes, encoding: str | None = None) -> Any:
 
 def csv_rows(file, delimiter: str, encoding: str | None = None, fill: bool = False) -> Iterator[tuple[str, Any]]:
     """The rows after the header, each after the line on which it ends; a `ValueError` for one with other fields than the
-    header, or with text after a closing quote. With `fill`, missing fields are `None`.
-
-    Raises:
-        UserError: if two columns have the same name.
+    header, or with text after a closing quote. With `fill`, missing fields are `None`. Raises a `UserError` for two columns
+    of the same name.
     """
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(file, encoding or "utf-8-sig", newline="")

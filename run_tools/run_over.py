@@ -208,12 +208,12 @@ class Output:
 
     def write(self, rows: Iterable[dict]) -> None:
         """Appends rows. Raises an `OSError` that names the file if the disk is full."""
-        lines = [format_row(row) for row in rows]
+        rows = list(rows)
         with naming(self.path):
-            self.file.writelines(lines)
+            self.file.writelines(map(format_row, rows))
             self.file.flush()
-        self.rows += len(lines)
-        self.errors += sum(map(has_error, lines))
+        self.rows += len(rows)
+        self.errors += sum("error" in row for row in rows)
 
     def cut(self, limit: int | None = None) -> None:
         """Removes the rows after the first ones, and an incomplete line of a process that was killed."""
@@ -222,7 +222,8 @@ class Output:
             for line in file:
                 if self.rows == limit or not line.endswith(b"}\n"):
                     break
-                self.rows, self.errors, end = self.rows + 1, self.errors + has_error(line), end + len(line)
+                self.rows, end = self.rows + 1, end + len(line)
+                self.errors += b'"error": "' in line and "error" in json.loads(line)  # not within a column
         self.file.truncate(end)
 
     def finish(self) -> None:
@@ -238,11 +239,6 @@ class Output:
         self.write_record(finished={"rows": self.rows, "errors": self.errors, "bytes": self.path.stat().st_size})
         if self.is_table:
             self.lines.unlink()
-
-
-def has_error(line: bytes) -> bool:
-    """Whether the row of a line has an error. A column of the source may hold one within."""
-    return b'"error": "' in line and "error" in json.loads(line)
 
 
 def format_row(row: dict) -> bytes:
