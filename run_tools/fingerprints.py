@@ -52,7 +52,7 @@ def is_same(before, now) -> bool:
     return before == now
 
 
-def differences(before: Mapping, now: Mapping, *, shared: bool = False) -> str:
+def differences(before: Mapping, now: Mapping, *, shared: bool = False, prefix: str = "") -> str:
     """The settings that differ, such as "top_k=2 before, 3 now"; "" if none does. With `shared`, of those that both have."""
 
     def show(value) -> str:
@@ -60,9 +60,16 @@ def differences(before: Mapping, now: Mapping, *, shared: bool = False) -> str:
             return f"{value['name']} ({str(value.get('sha256') or value.get('commit'))[:8]})"
         return short_repr(value)
 
-    names = [name for name in {**before, **now} if not shared or name in before and name in now]
-    names = [name for name in names if not is_same(before.get(name), now.get(name))]
-    return "; ".join(f"{name}={show(before.get(name))} before, {show(now.get(name))} now" for name in names)
+    found = []
+    for name in {**before, **now}:
+        old, new = before.get(name), now.get(name)
+        if is_same(old, new) or shared and not (name in before and name in now):
+            continue
+        if isinstance(old, dict) and isinstance(new, dict) and "name" not in {*old, *new}:
+            found.append(differences(old, new, prefix=f"{prefix}{name}."))
+        else:
+            found.append(f"{prefix}{name}={show(old)} before, {show(new)} now")
+    return "; ".join(found)
 
 
 def parse_named_path(argument: str) -> tuple[str, str]:

@@ -12,8 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from run_tools.errors import UserError
 from run_tools.files import write_file
-from run_tools.fingerprints import sha256_of
-from run_tools.settings import find_changes
+from run_tools.fingerprints import differences, sha256_of
 from run_tools.versions import package_versions
 
 ARGUMENTS, RESULTS = "arguments.yml", "results.json"
@@ -47,11 +46,9 @@ def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
             if ARGUMENTS not in names:
                 raise UserError(f"--output-dir {folder} is not empty, and holds no run. Choose another folder.")
             old = yaml.safe_load((folder / ARGUMENTS).read_text(encoding="utf-8"))
-            changes = find_changes(*({k: v for k, v in one.items() if k not in FREE} for one in (old, record)))
+            changes = differences(*({k: v for k, v in one.items() if k not in FREE} for one in (old, record)))
             if changes:
-                raise UserError(
-                    f"--output-dir {folder} holds a run of other options: {'; '.join(changes.values())}. Choose another."
-                )
+                raise UserError(f"--output-dir {folder} holds a run of other options: {changes}. Choose another.")
             if RESULTS in names:
                 raise CompleteRunError(f"{folder} is complete, nothing to do.")
         elif training_args.process_index == 0:

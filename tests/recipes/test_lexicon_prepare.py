@@ -278,7 +278,7 @@ def test_errors_are_reported_in_one_line(tmp_path):
         ([f"x={tmp_path / 'empty'}"], "empty has no file"),
         ([f"x={odd}"], "has no column 'term or word or headword or phrase'; its columns are 'a', 'b'. "),
         ([f"x={good}", "--term_column", "lemma"], "has no column 'lemma'"),
-        ([f"x={long}"], "long.csv, row 1: it has 6 fields, the header has 5"),
+        ([f"x={long}"], "long.csv, line 2: it has more fields than the header"),
         ([f"x={tmp_path / 'latin.csv'}"], "latin.csv, 'utf-8' codec can't decode"),
         ([f"x={tmp_path / 'number.json'}"], "number.json, element 2: 5 is not a row"),
         ([f"x={none}"], "of 1 (1 without a term; 0 in other splits)"),

@@ -52,6 +52,8 @@ SETTINGS = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2) | st.none()
 def test_each_setting_that_differs_is_named(before, now):
     names = [name for name in "abc" if before.get(name) != now.get(name)]
     found = differences(before, now)
+    inner = differences({"x": before}, {"x": now})
+    assert [change.removeprefix("x.") for change in inner.split("; ")] == found.split("; ")
     assert sorted(change.partition("=")[0] for change in found.split("; ") if change) == names
     assert all(f"{name}={before.get(name)} before, {now.get(name)} now" in found for name in names)
 
