@@ -11,8 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.model_options import gpu_or_cpu
+from run_tools.loading import gpu_or_cpu, open_model, open_tokenizer
 
 from .errors import MergeError
 from .mixture import Mixture

@@ -23,8 +23,7 @@ from transformers import (
 
 import lexperts  # noqa: F401  (registers the pipelines)
 from modeling_lexicon.cache_lexicon import CACHE
-from run_tools.config_checks import CheckedConfigMixin
-from run_tools.models import CheckedModelMixin
+from run_tools.loading import CheckedConfigMixin, CheckedModelMixin
 
 from .tiny_models import (
     CASES,

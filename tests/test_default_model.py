@@ -19,8 +19,8 @@ from keyphrase_tools.extractor import KeyphraseExtractor
 from keyphrase_tools.loading import open_extractor
 from lexperts.cli.file_options import check_local
 from lexperts.recipes.common.option_kinds import check_model
-from run_tools.model_options import PACKAGED_MODELS
-from run_tools.packaged import DefaultModel, NoDefaultWarning, find_packaged, is_packaged, locate_model
+from run_tools.loading import DefaultModel
+from run_tools.packaged import PACKAGED_MODELS, NoDefaultWarning, find_packaged, is_packaged, locate_model
 
 PACKAGE = PACKAGED_MODELS["default"]
 ROOT = Path(__file__).resolve().parents[1]

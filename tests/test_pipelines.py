@@ -12,8 +12,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import lexperts  # noqa: F401
 from run_tools.cards import is_blank, write_model_card
-from run_tools.model_options import DEFAULT_MODELS
-from run_tools.pipeline_options import check_kind
+from run_tools.packaged import DEFAULT_MODELS, check_kind
 from tests.modeling_exhird.conftest import tiny_exhird, tokenizer_for  # noqa: F401
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.test_hub_contract import make  # noqa: F401

@@ -18,8 +18,7 @@ from lexperts.cli.define import app
 from lexperts.cli.keyphrases import app as keyphrases_app
 from lexperts.cli.summarize import summarize as summarize_command
 from run_tools.jsonl import read_lines
-from run_tools.model_options import PACKAGED_MODELS
-from run_tools.packaged import find_packaged
+from run_tools.packaged import PACKAGED_MODELS, find_packaged
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = [name for name in PACKAGED_MODELS if name.endswith("-smollm2")]

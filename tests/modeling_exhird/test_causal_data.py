@@ -10,7 +10,7 @@ from transformers import pipeline
 import lexperts  # noqa: F401  (registers the pipelines)
 from modeling_exhird import DataCollatorForPrompts, ExhirdForCausalLM, ExhirdForKeyphraseGeneration, tokenize_prompts
 from modeling_exhird.causal_data_exhird import CausalKeyphraseGenerator, PromptFormat
-from run_tools.model_loading import PipelineLoadingError
+from run_tools.loading import PipelineLoadingError
 
 from .causal import causal_rows, causal_tokenizer, fitted, tiny_causal
 from .conftest import DOCUMENTS

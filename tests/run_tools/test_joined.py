@@ -17,7 +17,7 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_moesumm import MoeSummForCausalLM
 from run_tools import joined, packaged, pretrained
 from run_tools.errors import UserError
-from run_tools.model_options import PACKAGED_MODELS
+from run_tools.packaged import PACKAGED_MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}

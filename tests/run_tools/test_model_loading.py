@@ -22,8 +22,14 @@ from typer.testing import CliRunner
 
 import lexperts  # noqa: F401  (registers the checks of pipelines)
 from lexperts.cli.keyphrases import app
-from run_tools.model_files import CheckpointError
-from run_tools.model_loading import PipelineLoadingError, open_config, open_model, open_pipeline, open_tokenizer
+from run_tools.loading import (
+    CheckpointError,
+    PipelineLoadingError,
+    open_config,
+    open_model,
+    open_pipeline,
+    open_tokenizer,
+)
 
 from ..tiny_models import CASES, make_model
 

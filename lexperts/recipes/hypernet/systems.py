@@ -10,10 +10,10 @@ from modeling_hypernet import (
     HypernetForSequenceClassification,
     HypernetForTokenClassification,
 )
-from run_tools import model_loading
+from run_tools import loading
 from run_tools.backbones import resolve_backbone
 from run_tools.fingerprints import fingerprint
-from run_tools.model_options import describe_load_errors
+from run_tools.loading import describe_load_errors
 
 from ..common.run_folder import RunFolder, open_run
 from ..common.training import RecipeTrainer, trainer_options
@@ -36,7 +36,7 @@ def build_model(head: str, args: ModelArguments, backbone: str, **options):
 def open_tokenizer(backbone: str, max_length: int):
     """The backbone's tokenizer. Its maximum length is saved with it, so pipelines use that of training."""
     with describe_load_errors("--backbone", backbone):
-        tokenizer = model_loading.open_tokenizer(backbone)
+        tokenizer = loading.open_tokenizer(backbone)
     tokenizer.model_max_length = max_length
     return tokenizer
 
