@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForTokenClassification, PreTrainedConfig
+from transformers import AutoModelForTokenClassification
 
-from run_tools.loading import HUB_OPTIONS, check_config, named_errors, open_model
+from run_tools.loading import hub_options, named_errors, open_model, read_config
 
 from .exported_model import ExportedModel
 
@@ -17,16 +17,15 @@ class KeyphraseModel(AutoModelForTokenClassification):
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
         """An `ExportedModel` for a folder without PyTorch weights, otherwise as `run_tools.loading.open_model`."""
         name = pretrained_model_name_or_path
-        hub = {key: value for key, value in kwargs.items() if key in HUB_OPTIONS}
+        hub = hub_options(kwargs)
         with named_errors(name, "_from_pipeline" in kwargs):
-            config = PreTrainedConfig.get_config_dict(name, **hub)[0]
+            config = read_config(name, hub)
             has_weights = any(Path(name, hub.get("subfolder") or "").glob("*.safetensors"))
             if config.get("exported") and not has_weights:
                 if kwargs.get("dtype") in (torch.bfloat16, torch.float16, "bfloat16", "float16"):
                     raise ValueError(
                         f"dtype={kwargs['dtype']}: a graph has the precision of its export. Leave dtype out."
                     )
-                check_config(name, **hub)
                 return ExportedModel(name, **hub)
         model = open_model(AutoModelForTokenClassification, name, *args, **kwargs)
         if config.get("exported"):

