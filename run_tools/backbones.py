@@ -14,8 +14,6 @@ from typing import Any
 from .loading import describe_load_errors, hub_options, open_config, open_tokenizer
 from .packaged import HUB_IDS, resolve_model
 
-# Fields of quantisation configurations that list the modules not to quantise.
-UNQUANTIZED_FIELDS = ("modules_to_not_convert", "llm_int8_skip_modules")
 # Names of the query and value projections in encoders; the last four are fused QKV projections.
 LORA_TARGETS = (
     ("query", "value"), ("query_proj", "value_proj"), ("q_proj", "v_proj"), ("q_lin", "v_lin"), ("q", "v"),
@@ -48,42 +46,41 @@ def load_over_backbone(
     """
     import torch
 
-    option = f"The backbone of {cls.__name__}, {cls.backbone_example}:"
     source = resolve_backbone(name_or_path)
-    with describe_load_errors(option, name_or_path if source in HUB_IDS else source):
+    with describe_load_errors("The backbone", source):
         inner = open_config(source, **hub_options(load_kwargs))
         if inner.model_type == cls.config_class.model_type:
             raise ValueError(f"It is a {inner.model_type!r} model already. Use {cls.__name__}.from_pretrained().")
-        with torch.device("meta"):  # the names of its parameters
+        with torch.device("meta"):  # for the names of its parameters
             skeleton = cls.build_backbone(copy.deepcopy(inner))
     if os.path.isdir(source):  # other machines, which open the checkpoint, do not have this folder
-        inner.name_or_path = HUB_IDS.get(str(name_or_path), "")
+        inner.name_or_path = "" if source == str(name_or_path) else HUB_IDS.get(str(name_or_path), "")
     if attention_dropout is not None:
         set_attention_dropout(inner, attention_dropout)
     config = make_config(inner)
-    load_kwargs = {"use_safetensors": True} | load_kwargs
     if (quantization := load_kwargs.get("quantization_config")) is not None:
-        load_kwargs["quantization_config"] = quantize_backbone_only(quantization, new_modules(cls, config))
-    load_kwargs |= {"config": config, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        load_kwargs = load_kwargs | {"quantization_config": quantize_backbone_only(quantization, cls, config)}
+    load_kwargs = load_kwargs | {
+        "config": config,
+        "dtype": dtype,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }
     report = logging.getLogger("transformers.modeling_utils")  # of all new modules as missing
-    report.addFilter(drop)
+    level = report.level
+    report.setLevel(logging.ERROR)
     try:
-        with describe_load_errors(option, source):
+        with describe_load_errors("The backbone", source):
             key_mapping = backbone_key_mapping(skeleton, cls.backbone_path)
             model, info = cls.from_pretrained(source, key_mapping=key_mapping, **load_kwargs)
             check_backbone_loaded(info, skeleton, cls.backbone_path)
     finally:
-        report.removeFilter(drop)
+        report.setLevel(level)
     initialise_new_modules(model, info["missing_keys"], cls.backbone_path)
     # A new model has no saved checkpoint yet, and its parameters keep their own names when it is saved.
     model.name_or_path = model.config.name_or_path = ""  # peft records the first as the base of an adapter
     model.__dict__.pop("_weight_conversions", None)
     return model
-
-
-def drop(record: logging.LogRecord) -> bool:
-    """A filter that no record passes."""
-    return False
 
 
 def resolve_backbone(name_or_path: str | os.PathLike) -> str:
@@ -152,8 +149,8 @@ def initialise_new_modules(model: Any, missing: Iterable[str], path: str) -> Non
         model.initialize_weights()
 
 
-def new_modules(cls: Any, config: Any) -> list[str]:
-    """Paths of the modules outside the backbone."""
+def quantize_backbone_only(quantization_config: Any, cls: Any, config: Any):
+    """A copy that excludes the modules outside the backbone from quantisation: they are trained, and have no weights in a file."""
     import torch
 
     with torch.device("meta"):
@@ -161,15 +158,10 @@ def new_modules(cls: Any, config: Any) -> list[str]:
     for name in cls.backbone_path.split("."):
         paths += [f"{prefix}{other}" for other, _ in module.named_children() if other != name]
         module, prefix = getattr(module, name), f"{prefix}{name}."
-    return paths
-
-
-def quantize_backbone_only(quantization_config: Any, new: list[str]):
-    """A copy that excludes new modules from quantisation: they are trained, and have no weights in a file."""
     quantization_config = copy.deepcopy(quantization_config)
-    for name in UNQUANTIZED_FIELDS:
+    for name in ("modules_to_not_convert", "llm_int8_skip_modules"):
         if hasattr(quantization_config, name):
-            setattr(quantization_config, name, [*(getattr(quantization_config, name) or []), *new])
+            setattr(quantization_config, name, [*(getattr(quantization_config, name) or []), *paths])
     return quantization_config
 
 

@@ -40,10 +40,12 @@ class PipelineLoadingError(Exception):
 
 @contextmanager
 def named_errors(name: Any, in_pipeline: bool = False, kinds: type[Exception] = Exception) -> Iterator[None]:
-    """Raises errors of these kinds again in one line that names the checkpoint; an `ImportError` says what to install."""
+    """Raises errors of these kinds again in one line that names the checkpoint; an `ImportError` says what to install, and a
+    `TypeError` is of the caller.
+    """
     try:
         yield
-    except (ImportError, PipelineLoadingError):
+    except (ImportError, TypeError, PipelineLoadingError):
         raise
     except kinds as error:
         cause = one_line(error)
@@ -143,8 +145,11 @@ def describe_load_errors(option: str, name: str | os.PathLike) -> Iterator[None]
         yield
     except Exception as error:
         near = None if is_path(name) else closest(name, (*PACKAGED_MODELS, "minilm"))
-        hint = f" Did you mean {near!r}?" if near else ""
-        raise CheckpointError(f"{option} {name!r} could not be opened: {one_line(error):.500}{hint}") from error
+        cause, hint = (
+            one_line(error).removeprefix(f"{name!r} cannot be opened: "),
+            f" Did you mean {near!r}?" if near else "",
+        )
+        raise CheckpointError(f"{option} {name!r} could not be opened: {cause:.500}{hint}") from error
 
 
 def check_model(option: str, name: str) -> None:

@@ -278,7 +278,7 @@ def test_what_is_no_backbone_is_named(name, backbones, tmp_path):
     is_encoder = backbone_of(name)[1] == "encoder"
     unsupported = "model_type='bert'" if is_encoder else "'bart' is an encoder with a decoder"
     for folder, message in (
-        ("nowhere/at-all", "such as '?.*'nowhere/at-all' could not be opened"),
+        ("nowhere/at-all", "backbone 'nowhere/at-all' could not be opened"),
         ("minilmm", "'minilmm' could not be opened.* Did you mean 'minilm'?"),
         (tmp_path, f"'{model.config.model_type}' model already.*from_pretrained"),
         (other, unsupported),

@@ -154,7 +154,7 @@ def test_the_task_opens_both_kinds_of_models(generate, tiny_exhird, tokenizer_fo
         )
     weights = tmp_path / "decoder" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(PipelineLoadingError, match="truncated or damaged"):
+    with pytest.raises(PipelineLoadingError, match="header"):
         pipeline("keyphrase-generation", model=str(tmp_path / "decoder"))
 
 
