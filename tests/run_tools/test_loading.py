@@ -52,7 +52,7 @@ def index_of(file):
     def damage(folder):
         names = load_file(folder / WEIGHTS)
         (folder / WEIGHTS).unlink()
-        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, file)}))
+        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, file)}))
 
     return damage
 
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_named_in_one_line(name, stock):
     [
         ("./nowhere", "there is no such folder"),
         ("tinny", "Did you mean 'tiny'"),
-        ("org/nothing", "org/nothing"),
+        ("org/nothing", "connect"),
         (".", "no config.json"),
     ],
 )
