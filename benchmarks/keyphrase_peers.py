@@ -193,9 +193,9 @@ def smollm2_phrases(texts: list[str]) -> list[list[str]]:
     """Keyphrases by SmolLM2-135M-Instruct from a prompt, greedily, those that occur in the text, each once."""
     from transformers import pipeline
 
-    from run_tools.pretrained import unpacked
+    from run_tools.packaged import find_packaged
 
-    generate = pipeline("text-generation", model=str(unpacked("smollm2")), dtype="bfloat16")
+    generate = pipeline("text-generation", model=find_packaged("smollm2"), dtype="bfloat16")
     found = []
     for text in tqdm(texts, desc="SmolLM2"):
         (output,) = generate([prompt(text)], max_new_tokens=80, do_sample=False, return_full_text=False)

@@ -24,7 +24,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
 import merge_tools
-from run_tools.pretrained import unpacked
+from run_tools.packaged import find_packaged
 
 # domain -> the folder of its files below --data, and the field of its texts
 DOMAINS = {
@@ -105,7 +105,7 @@ class Study:
         self, data: Path, work: Path, seed: int, texts: int = 40, steps: int = STEPS, base: Path | None = None
     ):
         self.work, self.seed, self.steps = work, seed, steps
-        self.base = base or unpacked("smollm2")
+        self.base = base or Path(find_packaged("smollm2"))
         self.tokenizer = AutoTokenizer.from_pretrained(self.base)
         self.texts = {name: read_texts(data, name, "train") for name in DOMAINS}
         work.mkdir(parents=True, exist_ok=True)

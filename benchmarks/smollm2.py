@@ -24,7 +24,7 @@ import lexperts  # noqa: F401  (registers the pipelines)
 from keyphrase_tools.metrics import keyphrase_f1_by_document
 from lexperts.recipes.common.bootstrap import bootstrap_means, confidence_interval
 from run_tools.jsonl import read_jsonl
-from run_tools.pretrained import unpacked
+from run_tools.packaged import find_packaged
 
 DOMAINS = {"papers": "scitldr", "clinic": "mts_dialog"}
 REQUESTS = {
@@ -38,7 +38,7 @@ Systems = dict[str, Callable[[Rows], list]]
 
 def prompted(requests: list[str], max_new_tokens: int) -> list[str]:
     """Answers of SmolLM2-135M-Instruct."""
-    generate = pipeline("text-generation", model=str(unpacked("smollm2")), dtype="bfloat16")
+    generate = pipeline("text-generation", model=find_packaged("smollm2"), dtype="bfloat16")
     answers = []
     for request in tqdm(requests, desc="prompted"):
         turns = [[{"role": "user", "content": " ".join(request.split()[:1000])}]]

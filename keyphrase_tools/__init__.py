@@ -11,21 +11,16 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 import modeling_hypernet  # noqa: F401
 import modeling_seke  # noqa: F401  (so that one import is enough to open a checkpoint)
-from run_tools.packaged import DefaultModel
+from run_tools.loading import register_pipeline
 from run_tools.versions import __version__ as __version__
 
 from .keyphrase_model import KeyphraseModel
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 
 TASK = "keyphrase-extraction"
-PIPELINE_REGISTRY.register_pipeline(
-    TASK, pipeline_class=KeyphraseExtractionPipeline, pt_model=AutoModelForTokenClassification, type="text"
-)
+register_pipeline(TASK, pipeline_class=KeyphraseExtractionPipeline, pt_model=AutoModelForTokenClassification)
 # saved checkpoints record the class above, which transformers has
 PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"pt": (KeyphraseModel,)}
-# not register_pipeline(default=...): saved models would record the default, a local path
-PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"default": DefaultModel()}
-
 
 __all__ = ["KeyphraseExtractionPipeline"]
 

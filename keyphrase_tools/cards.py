@@ -8,7 +8,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
 
-from run_tools.cards import hub_metadata, is_hub_id, join_card, make_table
+from run_tools.cards import hub_metadata, join_card, make_table
+from run_tools.packaged import is_hub_id
 
 from .calibration import is_valid_temperature
 

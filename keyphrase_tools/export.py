@@ -20,7 +20,7 @@ from modeling_seke import SekeForTokenClassification
 from modeling_seke.padded_seke import OPSET, PaddedSeke
 from run_tools.cards import join_card, make_table
 from run_tools.fingerprints import hash_tokenizer, hash_weights
-from run_tools.model_loading import open_pipeline
+from run_tools.loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
 from .exported_model import ExportedModel

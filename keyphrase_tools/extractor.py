@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from run_tools.model_options import is_packaged
-from run_tools.packaged import locate_model
+from run_tools.packaged import is_packaged, locate_model
 from run_tools.processes import MemoryRelease, prepare_process
 from run_tools.run_over import process_each
 

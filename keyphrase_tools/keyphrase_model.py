@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForTokenClassification, PreTrainedConfig
+from transformers import AutoModelForTokenClassification
 
-from run_tools.model_files import HUB_OPTIONS, check_files, find_damage
-from run_tools.model_loading import one_line_errors, open_checked
+from run_tools.loading import hub_options, named_errors, open_model, read_config
 
 from .exported_model import ExportedModel
 
@@ -16,23 +15,19 @@ class KeyphraseModel(AutoModelForTokenClassification):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        """An `ExportedModel` for a folder without PyTorch weights, otherwise as in transformers, with the checks of
-        `run_tools.model_loading.open_model`. A kernel on the Hub that config.json names is refused for every model.
-        """
+        """An `ExportedModel` for a folder without PyTorch weights, otherwise as `run_tools.loading.open_model`."""
         name = pretrained_model_name_or_path
-        hub = {key: value for key, value in kwargs.items() if key in HUB_OPTIONS}
-        with one_line_errors(name, find_damage, "_from_pipeline" in kwargs, **hub):
-            config = PreTrainedConfig.get_config_dict(name, **hub)[0]
+        hub = hub_options(kwargs)
+        with named_errors(name, "_from_pipeline" in kwargs):
+            config = read_config(name, hub)
             has_weights = any(Path(name, hub.get("subfolder") or "").glob("*.safetensors"))
             if config.get("exported") and not has_weights:
                 if kwargs.get("dtype") in (torch.bfloat16, torch.float16, "bfloat16", "float16"):
                     raise ValueError(
                         f"dtype={kwargs['dtype']}: a graph has the precision of its export. Leave dtype out."
                     )
-                check_files(name, weights=False, **hub)
                 return ExportedModel(name, **hub)
-        load = AutoModelForTokenClassification.from_pretrained
-        model = open_checked(AutoModelForTokenClassification, load, name, *args, **kwargs)
+        model = open_model(AutoModelForTokenClassification, name, *args, **kwargs)
         if config.get("exported"):
             model.exported_from = hub  # for a pipeline with `backend=...`, which removes it
         return model

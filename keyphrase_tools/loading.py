@@ -1,6 +1,6 @@
 """Opens the keyphrase pipeline by the options --model, --device and --dtype."""
 
-from run_tools.model_options import describe_load_errors, parse_device, parse_dtype
+from run_tools.loading import describe_load_errors, parse_device
 
 
 def open_extractor(model: str | None = None, *, device: str | None = None, dtype: str = "float32", **options):
@@ -8,17 +8,18 @@ def open_extractor(model: str | None = None, *, device: str | None = None, dtype
 
     Args:
         model: folder or Hub id of a token classifier, or default (if there is none) or tiny.
-        device, dtype: as `parse_device` and `parse_dtype` read them; by default the pipeline chooses the device.
+        device: as `parse_device` reads it; by default the pipeline chooses.
+        dtype: the name of a data type, such as "bfloat16".
         options: of `pipeline`, such as `backend` and `trust_remote_code`.
 
     Raises:
         OSError: if the model cannot be opened.
         ValueError: for a device or data type that is not available.
     """
-    from run_tools.model_loading import open_pipeline
+    from run_tools.loading import open_pipeline
     from run_tools.packaged import locate_model
 
     model = locate_model(model)
-    options |= {"dtype": parse_dtype(dtype)} | ({} if device is None else {"device": parse_device(device)})
+    options |= {"dtype": dtype} | ({} if device is None else {"device": parse_device(device)})
     with describe_load_errors("--model", model):
         return open_pipeline("keyphrase-extraction", model, **options)

@@ -11,7 +11,7 @@ from spacy.language import Language
 from spacy.tokens import Doc, SpanGroup
 from spacy.util import minibatch
 
-from run_tools.model_loading import open_pipeline
+from run_tools.loading import open_pipeline
 from run_tools.packaged import locate_model
 
 from . import TASK

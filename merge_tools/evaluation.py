@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from run_tools.errors import UserError
-from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.model_options import gpu_or_cpu
+from run_tools.loading import gpu_or_cpu, open_model, open_tokenizer
 
 from .mixture import Mixture
 from .texts import read_domain

@@ -25,8 +25,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from run_tools.errors import UserError
-from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.model_options import gpu_or_cpu
+from run_tools.loading import gpu_or_cpu, open_model, open_tokenizer
 
 from .families import MLP
 from .recipe import TEXTS_OF, ExpertRecipe, Recipe

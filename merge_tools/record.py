@@ -11,7 +11,7 @@ from typing import Any
 
 from run_tools.cards import join_card, make_table
 from run_tools.errors import UserError, escape, expand_user, format_size
-from run_tools.pretrained import hub_id, published_name
+from run_tools.packaged import published_name
 
 from .families import FAMILIES, FORMATS
 from .sources import Source, read_json
@@ -106,7 +106,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def published(source: dict[str, Any]) -> str:
     """A source as the card names it: by its Hub id, or by the last part of its folder's path."""
-    return published_name(os.path.join(os.curdir, source["source"])) if "path" in source else hub_id(source["source"])
+    return published_name(os.path.join(os.curdir, source["source"]) if "path" in source else source["source"])
 
 
 def published_recipe(record: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from run_tools.errors import UserError, expand_user
-from run_tools.model_loading import open_model, open_tokenizer
+from run_tools.loading import open_model, open_tokenizer
 
 from .families import FORMATS
 from .record import RECORD, read_record

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from run_tools.errors import UserError, closest, expand_user, join_names, one_line
-from run_tools.pretrained import PACKAGED, unpacked
+from run_tools.packaged import PACKAGED_MODELS, find_packaged
 
 Spec = tuple[str, tuple[int, ...]]  # dtype (safetensors' name) and shape of a tensor
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -187,8 +187,8 @@ def locate(origin: str) -> Path:
     path = expand_user(origin)
     if path.is_dir():
         return path
-    if origin in PACKAGED:
-        return unpacked(origin)
+    if origin in PACKAGED_MODELS:
+        return Path(find_packaged(origin))
     model, _, revision = origin.partition("@")
     if path.is_file() or model.count("/") != 1 or origin.startswith((".", "/", "~")):
         near = closest(path.name, [folder.name for folder in path.parent.glob("*/")])

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from run_tools.errors import UserError, expand_user
-from run_tools.model_options import gpu_or_cpu
+from run_tools.loading import gpu_or_cpu
 
 from .compose import summarize
 from .edit import edited_record

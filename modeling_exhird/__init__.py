@@ -15,7 +15,7 @@ from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
 from .tokenization_exhird import ExhirdTokenizer
 
 try:
-    from run_tools.pipelines import register_pipeline
+    from run_tools.loading import register_pipeline
 except ImportError:  # this package alone
     register_pipeline = PIPELINE_REGISTRY.register_pipeline
 

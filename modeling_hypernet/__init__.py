@@ -21,7 +21,7 @@ from .modeling_hypernet import (
 from .pipeline_extractive_qa import ExtractiveQAPipeline
 
 try:
-    from run_tools.pipelines import register_pipeline
+    from run_tools.loading import register_pipeline
 except ImportError:  # this package alone
     register_pipeline = PIPELINE_REGISTRY.register_pipeline
 

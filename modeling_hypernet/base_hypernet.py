@@ -134,7 +134,7 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
         with everything else trained and saved. peft's default would freeze the hypernetwork and leave it out of the
         adapter. `overrides` are fields of `LoraConfig` that replace these.
 
-        Warns, Raises: as `run_tools.adapters.make_lora_config`, and a `ValueError` for a frozen backbone.
+        Warns, Raises: as `run_tools.backbones.make_lora_config`, and a `ValueError` for a frozen backbone.
         """
         if self.config.freeze_backbone:
             raise ValueError(
@@ -144,7 +144,7 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
         children = {name for name, module in self.named_children() if any(True for _ in module.parameters())}
         heads = sorted(children - {self.base_model_prefix, "backbone", "meta_encoder", "reader"})
         options = {"task_type": self.lora_task, "modules_to_save": ["meta_encoder", "reader", *heads]}
-        tools = lexperts_tools("adapters", "lora_config()")
+        tools = lexperts_tools("backbones", "lora_config()")
         return tools.make_lora_config(self, overrides, self.base_model.backbone, **options)
 
 

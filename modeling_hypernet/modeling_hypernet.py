@@ -81,7 +81,6 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
     card_use = {
         "what": "Extracts keyphrases from texts with titles",
         "tag": "token-classification",
-        "package": "keyphrase_tools",
         "task": "keyphrase-extraction",
         "call": 'run({"title": "Tidal power", "text": "A barrage holds the water back."})',
     }
@@ -202,7 +201,7 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
     ```
     """  # fmt: skip
 
-    card_use = {"what": "Classifies texts with titles", "tag": "text-classification", "package": "modeling_hypernet"}
+    card_use = {"what": "Classifies texts with titles", "tag": "text-classification"}
     model_class = HypernetModel
     lora_task = "SEQ_CLS"
 
@@ -272,7 +271,6 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
     card_use = {
         "what": "Finds the answers to questions in texts",
         "tag": "question-answering",
-        "package": "modeling_hypernet",
         "task": "extractive-qa",
         "call": 'run(question="What holds the water back?", context="A barrage holds the water back.")',
     }

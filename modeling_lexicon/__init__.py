@@ -17,7 +17,7 @@ from .modeling_lexicon import (
 from .pipeline_definition_modeling import DefinitionModelingPipeline
 
 try:
-    from run_tools.pipelines import register_pipeline
+    from run_tools.loading import register_pipeline
 except ImportError:  # this package alone
     register_pipeline = PIPELINE_REGISTRY.register_pipeline
 

@@ -291,7 +291,7 @@ class RoutedModelMixin:
             )
         heads = [name for name in ("gate", "score") if any(key.rpartition(".")[2] == name for key in linears)]
         options = {"lora_alpha": 32, "lora_dropout": 0.0, "target_modules": targets, "modules_to_save": heads}
-        tools = lexperts_tools("adapters", "lora_config()")
+        tools = lexperts_tools("backbones", "lora_config()")
         return tools.make_lora_config(self, overrides, task_type=self.lora_task, **options)
 
 

@@ -219,7 +219,6 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
     card_use = {
         "what": "Writes definitions of terms in context",
         "tag": "text-generation",
-        "package": "modeling_lexicon",
         "task": "definition-modeling",
         "call": 'run({"term": "barrage", "context": "A barrage holds the water back."})',
     }
@@ -362,7 +361,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
 class LexiconForSequenceClassification(LexiconPreTrainedModel):
     """Scores a text at its last real token: classes, or with one label a reward model (LM-Lexicon, Eq. 7)."""
 
-    card_use = {"what": "Scores definitions", "tag": "text-classification", "package": "modeling_lexicon"}
+    card_use = {"what": "Scores definitions", "tag": "text-classification"}
     lora_task = "SEQ_CLS"
     _keys_to_ignore_on_load_unexpected = [r"lm_head", r"domain_centroids"]
 

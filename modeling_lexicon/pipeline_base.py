@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from transformers import Pipeline
 
 try:
-    from run_tools.pipeline_options import check_option_types, check_purpose
+    from run_tools.loading import check_option_types, check_purpose
 except ImportError:  # a checkpoint's own code, where Lexperts is not installed
     check_option_types = check_purpose = lambda *_: None  # type: ignore[assignment]
 
@@ -22,6 +22,11 @@ class TextPipeline(Pipeline):
         super().save_pretrained(save_directory, **kwargs)
         if hasattr(self.model, "write_model_card") and os.path.isdir(save_directory):
             self.model.write_model_card(save_directory)
+
+    def _upload_modified_files(self, working_dir, repo_id: str, *args, **kwargs):
+        if hasattr(self.model, "write_model_card"):  # in place of transformers' blank one
+            self.model.write_model_card(working_dir, repo_id=repo_id)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
     def iterate(self, inputs, expected: str) -> Iterable:
         """Several inputs, as transformers' pipelines take them: a list, a generator, a `datasets` column, or a data set of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints that are complete: with code, pipelines and an endpoint's handler. Copied by `make fix-copies`."""
+"""Saves checkpoints that are complete: with code and pipelines. Copied by `make fix-copies`."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from transformers.dynamic_module_utils import get_cached_module_file, get_relati
 from transformers.utils import HF_MODULES_CACHE, logging
 
 try:
-    from run_tools.models import CheckedModelMixin
+    from run_tools.loading import CheckedModelMixin
 except ImportError:  # a checkpoint's own code, where Lexperts is not installed
     CheckedModelMixin = object  # type: ignore[assignment, misc]
 
@@ -19,8 +19,8 @@ logger = logging.get_logger(__name__)
 
 
 class SelfContainedCheckpointMixin(CheckedModelMixin):
-    """Saves everything that a user with only transformers needs: the model's code, its pipelines and `handler.py`. Applies to
-    `save_pretrained`, `push_to_hub` and the Trainer. Put it before `PreTrainedModel` in the bases.
+    """Saves everything that a user with only transformers needs: the model's code and its pipelines. Applies to `save_pretrained`,
+    `push_to_hub` and the Trainer. Put it before `PreTrainedModel` in the bases.
 
     Attributes:
         pipeline_requirements: packages that the pipelines import besides transformers, as lines of `requirements.txt`.
@@ -34,7 +34,7 @@ class SelfContainedCheckpointMixin(CheckedModelMixin):
         return {}
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, **kwargs):
-        """As in transformers, with the pipelines and `handler.py`; a `requirements.txt` in the folder is kept."""
+        """As in transformers, with the pipelines; a `requirements.txt` in the folder is kept."""
         previous = self.config.__dict__.get("custom_pipelines")
         files = self._pipeline_files()
         self.config.custom_pipelines = self._custom_pipelines(Path(save_directory), files)
@@ -68,11 +68,10 @@ class SelfContainedCheckpointMixin(CheckedModelMixin):
         return {task: {"impl": f"{Path(file).stem}.{name}", **entry} for task, (file, name) in files.items()}
 
     def _save_companions(self, folder: Path, files: list[str]):
-        """Writes the pipelines with their relative imports, `handler.py`, and `requirements.txt` unless it exists."""
+        """Writes the pipelines with their relative imports, and `requirements.txt` unless it exists."""
         folder.mkdir(parents=True, exist_ok=True)
-        handler = code_file("run_tools.handler", self.config.name_or_path) if files else None
         imported = {other for file in files for other in get_relative_import_files(file)}
-        for file in {*files, *imported, *filter(None, [handler])}:
+        for file in {*files, *imported}:
             shutil.copyfile(file, folder / Path(file).name)
         requirements = folder / "requirements.txt"
         if files and self.pipeline_requirements and not requirements.exists():

@@ -24,7 +24,7 @@ from .pipeline_moe_summarization import MoeSummarizationPipeline
 from .prompts_moesumm import format_prompt
 
 try:
-    from run_tools.pipelines import register_pipeline
+    from run_tools.loading import register_pipeline
 except ImportError:  # this package alone
     register_pipeline = PIPELINE_REGISTRY.register_pipeline
 

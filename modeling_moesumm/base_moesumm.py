@@ -41,7 +41,6 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
     has_encoder: bool | None = None
     backbone_example = f"a {BACKBONES}; such as 'facebook/bart-large'"
     lora_task = "FEATURE_EXTRACTION"
-    new_in_backbone = ".deputies."
     _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -207,10 +206,10 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of the
         backbone; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
 
-        Warns, Raises: as `run_tools.adapters.make_lora_config`.
+        Warns, Raises: as `run_tools.backbones.make_lora_config`.
         """
         options = {"task_type": self.lora_task, "modules_to_save": ["deputies"]}
-        return lexperts_tools("adapters", "lora_config()").make_lora_config(self, overrides, self.backbone, **options)
+        return lexperts_tools("backbones", "lora_config()").make_lora_config(self, overrides, self.backbone, **options)
 
     def add_dataset(self, name: str, init: str = "mean") -> int:
         """Adds a dataset: a new selector in every layer. Outputs for existing datasets do not change.

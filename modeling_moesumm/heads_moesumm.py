@@ -31,7 +31,6 @@ class LanguageModelMixin:
     card_use = {
         "what": "Summarises texts of several domains",
         "tag": "summarization",
-        "package": "modeling_moesumm",
         "task": "moe-summarization",
         "call": 'run("The council met on Monday. ...")',
     }

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from math import inf
 
 try:
-    from run_tools.config_checks import CheckedConfigMixin
+    from run_tools.loading import CheckedConfigMixin
 except ImportError:  # a checkpoint's own code, where Lexperts is not installed: its user has trusted the checkpoint
     CheckedConfigMixin = object  # type: ignore[assignment, misc]
 
 
 class ValidatedConfigMixin(CheckedConfigMixin):
     """Validates a configuration after every kind of construction. Put it before `PreTrainedConfig` in the bases. Unknown
-    fields are kept, as in transformers, unless they are near misses of known ones.
+    fields are kept, as in transformers.
 
     The configuration has a method `check`, which raises a `ValueError` for a value out of range, and calls it at the end of
     its `__post_init__`. This class calls it again after `from_pretrained(..., field=value)`, which sets fields later.

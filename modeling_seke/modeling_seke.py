@@ -168,11 +168,11 @@ class SekePreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTraine
         Args:
             overrides: fields of `LoraConfig` that replace these.
 
-        Warns, Raises: as `run_tools.adapters.make_lora_config`.
+        Warns, Raises: as `run_tools.backbones.make_lora_config`.
         """
         parts = ("style_embedding", "moe", "rnn", "classifier")
         head = [name for name in parts if getattr(self, name, None) is not None]
-        tools = lexperts_tools("adapters", "lora_config()")
+        tools = lexperts_tools("backbones", "lora_config()")
         return tools.make_lora_config(self, overrides, self.backbone, task_type=self.lora_task, modules_to_save=head)
 
 
@@ -300,7 +300,6 @@ class SekeForTokenClassification(SekeModel):
     card_use = {
         "what": "Extracts keyphrases from texts",
         "tag": "token-classification",
-        "package": "keyphrase_tools",
         "task": "keyphrase-extraction",
         "call": 'run("Graph cuts solve energy minimisation problems.")',
     }

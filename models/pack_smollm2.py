@@ -15,9 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from merge_tools.low_rank import decompose, spectrum
-from run_tools.joined import SCALE, TOKENIZER, TRAINED, digest_of, quantize
-from run_tools.model_files import KEY_MAPPING
-from run_tools.pretrained import unpacked
+from run_tools.packaged import KEY_MAPPING, TOKENIZER, TRAINED, WEIGHTS, find_packaged
 
 BACKBONE, TOKENIZER_CONFIG = "smollm2", "tokenizer_config.json"
 # names in a mixture with experts of low rank -> in a Llama
@@ -64,6 +62,16 @@ def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tupl
     return new, rank
 
 
+def quantize(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Thin matrices of floats (..., m, n) -> int8 (..., m, n), and one scale for each of the rank's dimensions, (..., m, 1) or
+    (..., 1, n), float16.
+    """
+    longer = -1 if factor.shape[-2] < factor.shape[-1] else -2
+    scale = (np.abs(factor).max(longer, keepdims=True) / 127).astype(np.float16)
+    steps = np.divide(factor, scale, out=np.zeros(factor.shape, np.float32), where=scale > 0, dtype=np.float32)
+    return np.clip(np.rint(steps), -127, 127).astype(np.int8), scale
+
+
 def limit_length(original: Path, length: int, folder: Path) -> None:
     """Writes SmolLM2's tokenizer configuration with the number of tokens by which texts are split."""
     settings = json.loads(original.read_text(encoding="utf-8")) | {"model_max_length": length}
@@ -72,19 +80,18 @@ def limit_length(original: Path, length: int, folder: Path) -> None:
 
 def pack(run: Path, folder: Path) -> None:
     """Writes the files of a package: `trained.safetensors`, the configurations, and the tokenizer if it differs from SmolLM2's."""
-    weights = unpacked(BACKBONE) / "model.safetensors"
+    weights = Path(find_packaged(BACKBONE), WEIGHTS)
     new, shared = added(read(run / "model.safetensors"), read(weights))
     tensors = {}
     for name, tensor in new.items():
         if IN_8_BITS.search(name):
-            tensors[name], tensors[name + SCALE] = quantize(tensor)
+            tensors[name], tensors[f"{name}.scale"] = quantize(tensor)
         else:
             tensors[name] = tensor.astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
     is_part = any(name.startswith(PREFIX) for name in new)
     metadata = {
         "backbone": BACKBONE,
-        "backbone_digest": digest_of(weights),
         KEY_MAPPING: json.dumps(AS_PART if is_part else OF_LLAMA),
         "format": "pt",
     }

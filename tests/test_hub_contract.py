@@ -1,4 +1,4 @@
-"""Checkpoints of every class are complete: code, pipelines, handler and card; in folders and on a Hub on loopback; in fresh
+"""Checkpoints of every class are complete: code, pipelines and card; in folders and on a Hub on loopback; in fresh
 processes with and without the project.
 
 The expensive part happens once: `checkpoints` saves them all, and `hub` opens and pushes them in three processes.
@@ -216,10 +216,9 @@ def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
     required = {
         *(f"{part}_{package}{suffix.get(part, '')}.py" for part in parts),
         *files,
-        *(["handler.py"] if files else []),
     }
     assert required | {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
-    assert code <= own | files | {"handler.py"} | {file for file in code if (ROOT / "keyphrase_tools" / file).exists()}
+    assert code <= own | files | {file for file in code if (ROOT / "keyphrase_tools" / file).exists()}
     for file in code:  # what is imported is there
         imported = re.findall(r"^\s*from \.(\w+) import", (folder / file).read_text(encoding="utf-8"), re.M)
         assert {f"{module}.py" for module in imported} <= names, file
@@ -245,9 +244,7 @@ def test_the_pipeline_survives_loading_with_the_package_and_saving_again(name, t
     again = CLASSES[name].cls.from_pretrained(tmp_path / "first")
     assert not hasattr(again.config, "custom_pipelines")  # with the package, the registered pipeline is used
     again.save_pretrained(tmp_path / "second")
-    handlers = [(tmp_path / folder / "handler.py").read_bytes() for folder in ("first", "second")]
     configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("first", "second")]
-    assert handlers[0] == handlers[1]
     assert all(configs[0][field] == configs[1][field] for field in ("auto_map", "custom_pipelines"))
     module, _ = configs[1]["custom_pipelines"][PIPELINES[name]]["impl"].split(".")
     assert (tmp_path / "second" / f"{module}.py").exists()
@@ -276,7 +273,7 @@ def test_the_trainer_saves_the_pipeline(checkpoints, tmp_path):
     trainer.save_model()
     for folder in (tmp_path, tmp_path / "checkpoint-1"):
         assert "keyphrase-extraction" in json.loads((folder / "config.json").read_text())["custom_pipelines"]
-        assert (folder / "pipeline_keyphrase_extraction.py").exists() and (folder / "handler.py").exists()
+        assert (folder / "pipeline_keyphrase_extraction.py").exists()
 
 
 def test_a_subclass_that_no_auto_class_opens_names_no_pipeline(tmp_path):
@@ -312,11 +309,10 @@ def test_without_the_project_the_checkpoints_own_code_runs(name, checkpoints, hu
 
 
 @pytest.mark.parametrize("name", AGAIN)
-def test_a_stranger_saves_it_again_and_serves_it(name, checkpoints, hub):
+def test_a_stranger_saves_it_again(name, checkpoints, hub):
     again, expected = hub.opened[name]["again"], checkpoints[1][name]
     assert again["digest"] == expected["digest"]
-    if name != "hypernet-classes":  # a stock pipeline needs no handler
-        assert rounded(again["served"]) == rounded(next(iter(expected["results"].values())))
+    assert rounded(again["results"]) == rounded(next(iter(expected["results"].values())))
 
 
 @each_pushed
@@ -387,14 +383,8 @@ def test_a_pushed_pipeline_and_a_pushed_model_bring_a_card(name, hub):
     assert json.loads(tree_of(hub.repositories[f"tester/{name}"])["config.json"][0])["architectures"]
 
 
-def test_the_card_of_training_travels_with_its_weights_and_with_no_others(hub):
-    trained = card_of(hub, "tester/trained")
-    assert "F1@10 61.2" in trained.text and trained.data.license == "apache-2.0"
-    assert 'model="tester/trained"' in trained.text and 'model="trained"' not in trained.text
-    stock = card_of(hub, "tester/stock")  # pushed by transformers' own pipeline
-    assert "F1@10 61.2" in stock.text and 'model="tester/stock"' in stock.text
-    request = card_of(hub, "tester/request", "refs/pr/1")
-    assert "61.2" not in request.text and "None are recorded" in request.text
+def test_a_pull_request_has_a_card_too(hub):
+    assert 'model="tester/request"' in card_of(hub, "tester/request", "refs/pr/1").text
 
 
 def test_a_card_on_the_hub_stays(hub):

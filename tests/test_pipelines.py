@@ -11,9 +11,8 @@ from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 import lexperts  # noqa: F401
-from run_tools.cards import is_blank, write_model_card
-from run_tools.model_options import DEFAULT_MODELS
-from run_tools.pipeline_options import check_kind
+from run_tools.cards import is_blank
+from run_tools.packaged import DEFAULT_MODELS
 from tests.modeling_exhird.conftest import tiny_exhird, tokenizer_for  # noqa: F401
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.test_hub_contract import make  # noqa: F401
@@ -123,15 +122,6 @@ def test_a_saved_pipeline_has_a_card_and_no_default_model(task, runs, tmp_path):
     assert f'pipeline("{run.model.card_use["task"]}", model="PATH")' in card.text and not is_blank(card)
     saved = json.loads((tmp_path / "a" / "config.json").read_text())["custom_pipelines"]
     assert set(saved) == {task} and "default" not in saved[task]
-    # the unedited card is written anew for a repository, and an edited one keeps its edits
-    model = type(run.model).from_pretrained(tmp_path / "a")
-    for edit, title in (("", "# name"), ("\nF1@5 61.2", f"# {type(model).__name__}")):
-        (tmp_path / "a" / "README.md").write_text(str(card) + edit, encoding="utf-8")
-        model.save_pretrained(tmp_path / "b")
-        write_model_card(model, tmp_path / "b", repo_id="me/name")
-        text = (tmp_path / "b" / "README.md").read_text(encoding="utf-8")
-        assert title in text and 'model="me/name"' in text and edit in text
-        (tmp_path / "b" / "README.md").unlink()
 
 
 # keyphrase-extraction splits its words first: test_odd_texts.py
@@ -212,13 +202,15 @@ def test_none_in_a_call_is_the_default_also_where_the_pipeline_has_another_value
     assert narrowed(rows[0], **rest) != run(rows[0], **rest) == narrowed(rows[0], **rest, **{name: None})
 
 
-@pytest.mark.parametrize("number", [np.int64(2), np.array(2), torch.tensor(2)], ids=["numpy", "array", "tensor"])
-def test_scalars_of_numpy_and_torch_are_numbers(number):
-    check_kind("best_of", number, int)
-    check_kind("threshold", number, float)
-    check_kind("impossible", np.True_, bool)
-    with pytest.raises(TypeError, match="impossible=.* must be True or False, not"):
-        check_kind("impossible", number, bool)
+@pytest.mark.parametrize("number", [np.int64(1), np.array(1), torch.tensor(1)], ids=["numpy", "array", "tensor"])
+def test_scalars_of_numpy_and_torch_are_numbers(number, runs):
+    run, rows, options = runs("extractive-qa")
+    assert run(rows, top_k=number, null_score_diff_threshold=number, **options) == run(
+        rows, top_k=1, null_score_diff_threshold=1.0, **options
+    )
+    assert run(rows, handle_impossible_answer=np.True_) == run(rows, handle_impossible_answer=True)
+    with pytest.raises(TypeError, match="handle_impossible_answer=.* must be of type bool"):
+        run(rows, handle_impossible_answer=number)
 
 
 def test_a_pipeline_under_a_name_of_its_own_takes_every_model(runs):

@@ -3,8 +3,7 @@
 from html import escape
 from threading import Lock
 
-from run_tools.model_options import DEFAULT_MODELS
-from run_tools.packaged import is_installed, locate_model
+from run_tools.packaged import DEFAULT_MODELS, is_installed, locate_model
 
 from .marks import bar, section
 
@@ -28,7 +27,7 @@ class Writers:
 
     def open(self, task: str):
         """The pipeline of a task."""
-        from run_tools.model_loading import open_pipeline
+        from run_tools.loading import open_pipeline
 
         with self._lock:
             if task not in self._opened:
@@ -38,7 +37,7 @@ class Writers:
     @property
     def datasets(self) -> list[str]:
         """The names of the summariser's data sets, by its configuration; the model is not opened."""
-        from run_tools.model_loading import open_config
+        from run_tools.loading import open_config
 
         return list(open_config(locate_model(None, SUMMARIES)).datasets)
 

@@ -55,7 +55,7 @@ def term(
     with user_errors(debug):
         from transformers import set_seed
 
-        from run_tools.model_loading import open_pipeline
+        from run_tools.loading import open_pipeline
         from run_tools.packaged import locate_model
 
         from ..recipes.lexicon.define_file import TASK

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from run_tools.errors import UserError
-from run_tools.model_options import check_model, parse_device
-from run_tools.packaged import is_name
+from run_tools.loading import check_model, parse_device
+from run_tools.packaged import is_packaged
 
 from .common import print_error
 
@@ -75,7 +75,7 @@ def check_local(device: str | None, **models: str | None) -> None:
     """Raises an error for a device or models that this machine lacks; `models` by their options."""
     parse_device(device)
     for option, model in models.items():
-        if model is not None and not is_name(model):
+        if model is not None and not is_packaged(model):
             check_model(f"--{option.replace('_', '-')}", model)
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from run_tools.errors import UserError, repr_path
-from run_tools.model_options import describe_load_errors
+from run_tools.loading import describe_load_errors
 from run_tools.option_paths import check_new_file, check_new_folder
 
 from .common import (
@@ -264,7 +264,7 @@ def export(
         from keyphrase_tools.phrase_lists import read_labelled
         from keyphrase_tools.rows import full_text
         from run_tools.jsonl import read_jsonl
-        from run_tools.model_loading import open_config
+        from run_tools.loading import open_config
         from run_tools.packaged import locate_model
 
         check_new_folder("OUT", output)

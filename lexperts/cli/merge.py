@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from run_tools.errors import UserError, short_repr, user_errors
-from run_tools.model_options import parse_device
+from run_tools.loading import parse_device
 
 from .common import AsJson, Debug, Device, Seed, new_app, print_json, run_app
 

@@ -17,7 +17,7 @@ from lexperts.recipes.expert import texts, train
 from lexperts.recipes.lexicon.train_expert import train_tokenizer
 from merge_tools import compose, inspect
 from run_tools.errors import UserError
-from run_tools.pretrained import PACKAGED
+from run_tools.packaged import GGUF_SHA256, HUB_IDS
 from tests.loopback_hub import LoopbackHub
 from tests.merge_tools.conftest import run_python
 from tests.recipes.helpers import TINY, fails, run_main, write_rows
@@ -145,16 +145,16 @@ def test_an_adapter_of_the_mlps_is_an_expert(base, rows, tmp_path):
 
 def test_the_recipe_of_a_card_names_a_packaged_base_and_no_folder_of_this_machine(base, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path / "cache"))
-    shutil.copytree(base, tmp_path / "cache" / f"smollm2-{PACKAGED['smollm2'].sha256[:12]}")
+    shutil.copytree(base, tmp_path / "cache" / f"smollm2-{GGUF_SHA256[:12]}")
     monkeypatch.chdir(tmp_path)
     expert = train_on("smollm2", rows, tmp_path / "expert").folder
     card = ModelCard((expert / "README.md").read_text())
-    assert card.data.base_model == PACKAGED["smollm2"].hub_id and str(tmp_path) not in str(card)
+    assert card.data.base_model == HUB_IDS["smollm2"] and str(tmp_path) not in str(card)
     assert yaml.safe_load(re.search("```yaml\n(.*?)```", card.text, re.DOTALL)[1])["base_model"] == "smollm2"
     experts = [str(expert), {"source_model": "smollm2", "name": "plain"}]
     compose({"base_model": "smollm2", "experts": experts}, tmp_path / "mixture")
     card = (tmp_path / "mixture" / "README.md").read_text()
-    assert str(tmp_path) not in card and f"| plain | {PACKAGED['smollm2'].hub_id} |" in card
+    assert str(tmp_path) not in card and f"| plain | {HUB_IDS['smollm2']} |" in card
 
 
 @pytest.mark.parametrize("options", [(), ("--lora",)])

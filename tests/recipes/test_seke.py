@@ -14,8 +14,7 @@ from transformers import AutoConfig, AutoModelForTokenClassification
 
 from keyphrase_tools.cards import build_card, read_record
 from lexperts.recipes.seke.train import main
-from run_tools.cards import is_hub_id
-from run_tools.packaged import find_packaged
+from run_tools.packaged import find_packaged, is_hub_id
 from tests.loopback_hub import LoopbackHub
 from tests.recipes.helpers import run_main, write_rows
 

@@ -6,7 +6,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import GPT2Tokenizer, RobertaTokenizer
 
-from run_tools.model_loading import open_config, open_tokenizer
+from run_tools.loading import open_config, open_tokenizer
 from run_tools.versions import package_version
 
 CHUNK = 2048  # pairs whose vectors are in memory together

@@ -3,24 +3,24 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from run_tools import model_options
+from run_tools import loading
 from run_tools.errors import UserError, did_you_mean, repr_path, short_repr
 from run_tools.fingerprints import parse_named_path
 from run_tools.option_paths import check_file, check_folder, check_new_file, check_new_folder
 from run_tools.options import parse_name_place
-from run_tools.packaged import is_name
+from run_tools.packaged import is_packaged, is_path
 
 
 def check_path(option: str, text: str) -> None:
     """Raises a `UserError` for a text that is neither a file nor a folder, but looks like one; it may be a Hub id."""
-    if model_options.is_path(text) and not Path(text).exists():
+    if is_path(text) and not Path(text).exists():
         raise UserError(f"{option} {repr_path(text)} does not exist. Pass a file, a folder or a Hub id.")
 
 
 def check_model(option: str, text: str) -> None:
     """Raises an `OSError` for a text that is neither the folder of a model nor a Hub id of one that can be reached."""
-    if text != "minilm" and not is_name(text):
-        model_options.check_model(option, text)
+    if text != "minilm" and not is_packaged(text):
+        loading.check_model(option, text)
 
 
 def check_embedder(option: str, text: str) -> None:

@@ -9,7 +9,7 @@ from modeling_exhird import DataCollatorForPrompts, ExhirdForCausalLM, tokenize_
 from run_tools.backbones import open_backbone_tokenizer, resolve_backbone
 from run_tools.errors import UserError
 from run_tools.fingerprints import fingerprint
-from run_tools.model_loading import open_config
+from run_tools.loading import open_config
 
 from ..common.causal_training import CheckpointTrainer
 from ..common.run_folder import open_run

@@ -26,8 +26,7 @@ from modeling_exhird.tokenization_exhird import split_document
 from run_tools.errors import UserError, short_repr
 from run_tools.files import write_file
 from run_tools.jsonl import json_lines
-from run_tools.model_loading import open_config
-from run_tools.model_options import describe_load_errors, open_with_tokenizer, parse_device
+from run_tools.loading import describe_load_errors, open_config, open_with_tokenizer, parse_device
 from run_tools.options import check_file_names, parse_name_place
 
 from ..common.arguments import command

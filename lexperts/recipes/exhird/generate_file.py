@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from run_tools.model_loading import open_config, open_pipeline
-from run_tools.model_options import describe_load_errors, parse_device
+from run_tools.loading import describe_load_errors, open_config, open_pipeline, parse_device
 from run_tools.processes import prepare_process
 
 FIELDS = {

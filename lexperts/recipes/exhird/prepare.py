@@ -17,8 +17,7 @@ from modeling_exhird import ExhirdTokenizer, tokenize_documents
 from run_tools.backbones import resolve_backbone
 from run_tools.errors import UserError
 from run_tools.fingerprints import fingerprint
-from run_tools.model_loading import open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.loading import describe_load_errors, open_tokenizer
 
 from ..common.arguments import command
 from ..common.run_folder import RunFolder

@@ -6,10 +6,9 @@ import yaml
 from transformers import TrainerCallback
 
 from merge_tools.record import read_license
-from run_tools.cards import hub_metadata, is_hub_id, join_card, read_card
+from run_tools.cards import hub_metadata, join_card, read_card
 from run_tools.files import write_file
-from run_tools.packaged import resolve_model
-from run_tools.pretrained import PACKAGED, published_name
+from run_tools.packaged import PACKAGED_MODELS, is_hub_id, published_name, resolve_model
 
 from .arguments import ModelArguments
 
@@ -78,7 +77,7 @@ class CardCallback(TrainerCallback):
         sources = {folder.name: "TEXTS.jsonl", "OTHER_EXPERT": "OTHER.jsonl"}
         experts = [{"source_model": name, "samples": samples} for name, samples in sources.items()]
         base = self.args.model_name_or_path
-        keys = {"base_model": base if base in PACKAGED else self.base, "average": "base", "gate_mode": "ridge"}
+        keys = {"base_model": base if base in PACKAGED_MODELS else self.base, "average": "base", "gate_mode": "ridge"}
         return yaml.safe_dump({**keys, "experts": experts}, sort_keys=False, allow_unicode=True)
 
 

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from merge_tools.families import FAMILIES
 from run_tools.errors import UserError, short_repr
-from run_tools.model_loading import open_config
-from run_tools.model_options import describe_load_errors, open_with_tokenizer
+from run_tools.loading import describe_load_errors, open_config, open_with_tokenizer
 
 from ..common.arguments import RunFolderArguments
 from ..common.causal_training import CheckpointTrainer, add_lora, make_trainer, print_rank0, training_command

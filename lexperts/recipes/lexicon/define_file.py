@@ -19,7 +19,7 @@ def open_definer(name: str, reward_model: str | None, batch_size: int, device: s
     """
     import torch
 
-    from run_tools.model_loading import open_model, open_pipeline
+    from run_tools.loading import open_model, open_pipeline
 
     prepare_process()
     define = open_pipeline(TASK, name, device=device, batch_size=batch_size)

@@ -25,8 +25,7 @@ from modeling_lexicon.generation_lexicon import DefinitionGenerator, nearest_cen
 from modeling_lexicon.terms_lexicon import is_in_context
 from run_tools.errors import RESUME
 from run_tools.fingerprints import digest, fingerprint
-from run_tools.model_loading import open_config, open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors, parse_device
+from run_tools.loading import describe_load_errors, open_config, open_model, open_tokenizer, parse_device
 from run_tools.packaged import resolve_model
 from run_tools.run_over import Output
 from run_tools.versions import __version__

@@ -7,8 +7,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModel
 
-from run_tools.model_loading import open_model, open_tokenizer
-from run_tools.model_options import parse_device
+from run_tools.loading import open_model, open_tokenizer, parse_device
 
 from .scores import facts_of
 

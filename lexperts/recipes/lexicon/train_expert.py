@@ -13,9 +13,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from modeling_lexicon.data_lexicon import format_prompt
-from run_tools.errors import UserError, one_line, short_repr
-from run_tools.model_loading import open_tokenizer
-from run_tools.model_options import open_with_tokenizer
+from run_tools.errors import UserError, one_line, short_reason, short_repr
+from run_tools.loading import open_tokenizer, open_with_tokenizer
 from run_tools.yaml_files import check_names
 
 from ..common.arguments import RunFolderArguments

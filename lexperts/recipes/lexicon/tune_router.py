@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, TrainingArguments, set_seed
 
 from merge_tools.families import MIXTURES
-from run_tools.model_options import open_with_tokenizer
+from run_tools.loading import open_with_tokenizer
 
 from ..common.arguments import RunFolderArguments
 from ..common.causal_training import add_lora, make_trainer, print_rank0, training_command

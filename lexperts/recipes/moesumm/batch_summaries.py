@@ -2,7 +2,7 @@
 
 from run_tools.errors import UserError, did_you_mean
 from run_tools.jsonl import missing_columns
-from run_tools.model_options import open_with_tokenizer, parse_device
+from run_tools.loading import open_with_tokenizer, parse_device
 from run_tools.processes import prepare_process
 
 TASK = "moe-summarization"

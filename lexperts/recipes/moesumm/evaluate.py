@@ -24,8 +24,7 @@ import modeling_moesumm  # noqa: F401  registers the models
 from run_tools.errors import RESUME
 from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
-from run_tools.model_loading import open_config
-from run_tools.model_options import describe_load_errors
+from run_tools.loading import describe_load_errors, open_config
 from run_tools.options import check_file_names, parse_name_place
 
 from ..common.arguments import command

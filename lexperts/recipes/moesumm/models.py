@@ -2,8 +2,7 @@
 
 from modeling_moesumm.configuration_moesumm import DECODERS, MoeSummConfig
 from run_tools.errors import UserError
-from run_tools.model_loading import open_config
-from run_tools.model_options import describe_load_errors
+from run_tools.loading import describe_load_errors, open_config
 
 
 def is_decoder(config) -> bool:

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from modeling_moesumm.generation_moesumm import Summarizer
 from run_tools.fingerprints import digest
 from run_tools.jsonl import read_lines
-from run_tools.model_options import open_with_tokenizer, parse_device
+from run_tools.loading import open_with_tokenizer, parse_device
 from run_tools.run_over import Output
 from run_tools.versions import __version__
 

@@ -9,7 +9,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from scipy import stats
 
 from modeling_moesumm.sentences_moesumm import sentence_spans
-from run_tools.model_loading import open_config
+from run_tools.loading import open_config
 
 from ..common.bertscore import BertScore
 from ..common.bootstrap import bootstrap_means, confidence_interval

@@ -44,8 +44,7 @@ from modeling_moesumm import (
 from run_tools.errors import RESUME, SettingsMismatchError, UserError
 from run_tools.files import write_file
 from run_tools.fingerprints import fingerprint
-from run_tools.model_loading import open_config, open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.loading import describe_load_errors, open_config, open_model, open_tokenizer
 
 from ..common.arguments import RunFolderArguments, command
 from ..common.run_folder import open_run, training_summary

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from run_tools.errors import UserError
-from run_tools.model_options import PACKAGED_MODELS
 from run_tools.options import option
+from run_tools.packaged import PACKAGED_MODELS
 
 from ..common.arguments import TRAINING, ColumnArguments, RunFolderArguments, SplitArguments
 

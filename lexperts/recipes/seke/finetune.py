@@ -25,8 +25,7 @@ from run_tools.backbones import resolve_backbone
 from run_tools.errors import UserError
 from run_tools.files import write_file
 from run_tools.fingerprints import RECORD
-from run_tools.model_loading import open_config, open_model, open_tokenizer
-from run_tools.model_options import describe_load_errors
+from run_tools.loading import describe_load_errors, open_config, open_model, open_tokenizer
 from run_tools.versions import package_versions
 
 from ..common.run_folder import RunFolder, training_summary
