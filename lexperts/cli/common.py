@@ -22,7 +22,7 @@ HELP = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda na
 EMPTY = re.compile(r"(--[^=]+=)?")
 FIXABLE = (OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError, FloatingPointError)
 
-AtLeastOne = partial(typer.Option, min=1)
+Count = partial(typer.Option, min=1)
 FileOption = partial(typer.Option, exists=True, dir_okay=False, metavar="FILE")
 ModelOption = partial(typer.Option, "--model", "-m", metavar="FOLDER_OR_HUB_ID")
 Device = Annotated[str | None, typer.Option(help="Device, such as cuda:0; by default an accelerator if available.")]
@@ -75,8 +75,9 @@ def print_usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
+        text = one_line(ValueError(error.format_message())).replace("Value error, ", "").rstrip(".")
         command = f" See {error.ctx.command_path} --help." if getattr(error, "ctx", None) else ""
-        print_error(f"{one_line(ValueError(error.format_message()))}{command}")
+        print_error(f"{text}{'' if text.endswith('?') else '.'}{command}")
     return error.exit_code
 
 
@@ -113,9 +114,7 @@ def new_app(name: str, help: str) -> typer.Typer:
 
     @app.callback()
     def every_command(
-        version: Annotated[
-            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Version.")
-        ] = False,
+        version: Annotated[bool, typer.Option(callback=show_version, is_eager=True, help="Show the version.")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     ):
         pass  # `OneLineGroup` reads --debug, also before the command is known

@@ -9,7 +9,7 @@ from run_tools.errors import UserError
 
 from ..recipes import DEFINE
 from . import file_options
-from .common import AsJson, AtLeastOne, Device, ModelOption, Seed, new_app, print_result
+from .common import AsJson, Count, Device, ModelOption, Seed, new_app, print_result
 from .recipes import add_recipes
 
 app = new_app("define", "Define terms in context: write definitions, prepare data.")
@@ -22,8 +22,8 @@ def term(
     term: Annotated[str, typer.Argument(help="The word or phrase to define.")],
     context: Annotated[str, typer.Option("--context", "-c", help="A text in which it is used.")],
     model: Model = None,
-    best_of: Annotated[int | None, AtLeastOne(help="Samples to choose from; default: 1, or 8 for several.")] = None,
-    num_definitions: Annotated[int, AtLeastOne(help="Different definitions to print.")] = 1,
+    best_of: Annotated[int | None, Count(help="Samples to choose from; default: 1, or 8 for several.")] = None,
+    num_definitions: Annotated[int, Count(help="Different definitions to print.")] = 1,
     seed: Seed = 42,
     device: Device = None,
     as_json: AsJson = False,
@@ -54,9 +54,9 @@ def terms(
     source: file_options.Source,
     output: file_options.Output,
     model: Model = None,
-    best_of: Annotated[int, AtLeastOne(help="Sampled definitions per row; the best is written.")] = 1,
+    best_of: Annotated[int, Count(help="Sampled definitions per row; the best is written.")] = 1,
     reward_model: Annotated[str | None, typer.Option(help="Model that ranks the samples; default: likelihood.")] = None,
-    max_new_tokens: Annotated[int, AtLeastOne(help="Maximum tokens of a definition.")] = 64,
+    max_new_tokens: Annotated[int, Count(help="Maximum tokens of a definition.")] = 64,
     batch_size: file_options.BatchSize = 8,
     seed: Seed = 42,
     delimiter: file_options.Delimiter = None,

@@ -9,9 +9,7 @@ import typer
 from run_tools.errors import print_error
 
 FORMATS = ".jsonl, .json, .csv, .tsv, .parquet or .txt files"
-Source = Annotated[
-    str, typer.Argument(metavar="SOURCE", help=f"File, folder or pattern of {FORMATS}; also s3://, hf://.")
-]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help=f"File, folder or pattern of {FORMATS}; or s3://...")]
 Output = Annotated[Path, typer.Argument(metavar="OUT", help="The .jsonl, .parquet, .csv or .tsv file to write.")]
 TextColumn = Annotated[str, typer.Option(help="The column of texts, or of lists of words.")]
 TitleColumn = Annotated[str, typer.Option(help="The column of titles, if any.")]

@@ -9,7 +9,7 @@ import typer
 from run_tools.errors import UserError
 
 from . import file_options
-from .common import AtLeastOne, Device, FileOption, ModelOption
+from .common import Count, Device, FileOption, ModelOption
 
 
 def generate(
@@ -19,14 +19,12 @@ def generate(
     model: Annotated[str | None, ModelOption(help="Keyphrase generator; by default lexperts-exhird-smollm2.")] = None,
     examples: Annotated[Path | None, FileOption(help="Labelled JSON Lines: keyphrases of near ones compete.")] = None,
     num_keyphrases: Annotated[
-        int | None, AtLeastOne(help="Keyphrases per document; by default all, or 10 with --examples.")
+        int | None, Count(help="Phrases per document; default: all, or 10 by --examples.")
     ] = None,
-    num_beams: Annotated[int, AtLeastOne(help="Hypotheses of each phrase.")] = 1,
-    min_phrases: Annotated[int | None, AtLeastOne(help="Phrases to generate at least, for more suggestions.")] = None,
+    num_beams: Annotated[int, Count(help="Hypotheses of each phrase.")] = 1,
+    min_phrases: Annotated[int | None, Count(help="Phrases to generate at least, for more suggestions.")] = None,
     embedder: Annotated[str, typer.Option(help="What finds near examples: a sentence-transformers model.")] = "minilm",
-    embedding_cache: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Keeps the examples' embeddings.")
-    ] = None,
+    embedding_cache: Annotated[Path | None, typer.Option(help="Folder that keeps the examples' embeddings.")] = None,
     batch_size: file_options.BatchSize = 8,
     text_column: file_options.TextColumn = "text",
     title_column: file_options.TitleColumn = "title",

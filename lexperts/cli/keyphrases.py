@@ -28,13 +28,11 @@ def extract(
     source: file_options.Source,
     output: file_options.Output,
     model: common.Model = None,
-    top_k: Annotated[
-        int | None, common.AtLeastOne(help="Keyphrases per document; by default 10, or all candidates.")
-    ] = None,
+    top_k: Annotated[int | None, common.Count(help="Keyphrases per document; default: 10, or all candidates.")] = None,
     min_score: Annotated[float | None, Share(help="Lowest score; by default the model decides how many.")] = None,
     style: Style = None,
     candidates: Annotated[
-        Path | None, common.FileOption(help="Phrases to score: one per line, synonyms after tabs.")
+        Path | None, common.FileOption(help="Phrases to score, a line each; synonyms after tabs.")
     ] = None,
     diversity: Annotated[float, Share(help="0: choose by score only; 1: by difference.")] = 0.0,
     nested: Annotated[bool, typer.Option(help="Keyphrases may be inside others.")] = True,
@@ -90,7 +88,7 @@ def show(
     files: Annotated[list[Path], FileArgument(metavar="FILE...", help="Text files.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page.")] = Path(PAGE),
     model: common.Model = None,
-    top_k: Annotated[int, common.AtLeastOne(help="Maximum number of keyphrases per document.")] = 10,
+    top_k: Annotated[int, common.Count(help="Maximum number of keyphrases per document.")] = 10,
     style: Style = None,
     device: common.Device = None,
 ):
@@ -121,12 +119,8 @@ def score(
     gold: Annotated[Path, FileArgument(help="JSON Lines with title, text and keyphrases, in the same order.")],
     convention: Annotated[Literal["seke", "exhird"], typer.Option(help="How F1 is counted: seke or exhird.")] = "seke",
     rules: Annotated[Literal["lexperts", "seke"], typer.Option(help="How gold keyphrases match.")] = "lexperts",
-    k: Annotated[
-        list[str] | None, typer.Option("-k", help="Cutoff of F1@k: a number, k (of gold ones) or M (all).")
-    ] = None,
-    language: Annotated[
-        str, typer.Option(help="Stemmer that compares keyphrases, such as german, or none.")
-    ] = "english",
+    k: Annotated[list[str] | None, typer.Option("-k", help="Cutoffs of F1@k: numbers, k (of gold) or M (all).")] = None,
+    language: Annotated[str, typer.Option(help="Stemmer of both, such as german, or none.")] = "english",
     as_json: common.AsJson = False,
 ):
     """Score keyphrases against gold keyphrases. Only those that occur in the texts count.
@@ -153,9 +147,7 @@ def export(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     format: Annotated[Literal["onnx", "openvino"], typer.Option(help="onnx or openvino.")] = "onnx",
     precision: Annotated[Literal["fp32", "int8"], typer.Option(help="fp32 or int8.")] = "fp32",
-    evaluation: Annotated[
-        Path | None, common.FileOption(help="Labelled documents to check F1@10 on; for int8.")
-    ] = None,
+    evaluation: Annotated[Path | None, common.FileOption(help="Labelled documents to check F1@10 by.")] = None,
     max_loss: Annotated[float, typer.Option(min=0, max=100, help="Points of F1@10 that the graph may lose.")] = 0.5,
     as_json: common.AsJson = False,
 ):

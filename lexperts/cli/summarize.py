@@ -8,7 +8,7 @@ import typer
 from run_tools.errors import UserError
 
 from . import file_options
-from .common import AtLeastOne, Device, ModelOption
+from .common import Count, Device, ModelOption
 
 
 def summarize(
@@ -20,7 +20,7 @@ def summarize(
     text_column: Annotated[str, typer.Option(help="Column of the documents.")] = "document",
     dataset_column: Annotated[str | None, typer.Option(help="Column of the documents' datasets.")] = None,
     max_length: Annotated[int | None, typer.Option(min=2, help="Maximum number of tokens of a summary.")] = None,
-    num_beams: Annotated[int | None, AtLeastOne(help="Beams of the search; by default the model's, or 4.")] = None,
+    num_beams: Annotated[int | None, Count(help="Beams of the search; by default the model's, or 4.")] = None,
     batch_size: file_options.BatchSize = 8,
     delimiter: file_options.Delimiter = None,
     encoding: file_options.Encoding = None,
