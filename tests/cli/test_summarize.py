@@ -87,13 +87,11 @@ def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
 
 
 def test_an_unknown_data_set_and_a_model_of_another_kind_are_errors_of_the_option(model, source, tmp_path):
-    make_model("ExhirdForCausalLM").save_pretrained(tmp_path / "other")
+    for part in (make_model("ExhirdForCausalLM"), model[1]):
+        part.save_pretrained(tmp_path / "other")
     for options, message in (
-        (
-            ["-m", model[2], "--dataset", "newz"],
-            "'newz'",
-        ),
-        (["-m", tmp_path / "other"], "other"),
+        (["-m", model[2], "--dataset", "newz"], "dataset='newz'"),
+        (["-m", tmp_path / "other"], "ExhirdForCausalLM"),
     ):
         done = run(source, tmp_path / "out.jsonl", *options, *FAST)
         assert done.exit_code == 2 and message in done.stderr.replace('"', "'"), done.stderr

@@ -162,7 +162,7 @@ def test_options_are_written_with_hyphens_or_underscores(separator, capsys):
     assert (data.max_length, model.use_moe, data.test_every_epoch) == (99, False, True)
     with pytest.raises(SystemExit):
         build_app()(["define", "terms", f"--best{separator}of", "0", "rows.jsonl", "out.jsonl"])
-    assert "--best-of '0'" in capsys.readouterr().err
+    assert "--best-of" in capsys.readouterr().err
 
 
 def test_all_options_are_listed_on_request(capsys):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from lexperts.cli.file_options import check_local
 from merge_tools.sources import locate
 from run_tools import packaged, pretrained
 from run_tools.errors import UserError
@@ -76,7 +75,6 @@ def test_an_unpacked_model_is_used_again_and_a_folder_of_its_name_comes_first(pa
     package.unlink()  # not read again
     assert packaged.resolve_model("pocket") == str(unpacked) == str(locate("pocket"))
     assert packaged.locate_model("pocket", "moe-summarization") == str(unpacked)
-    check_local("cpu", model="pocket")  # which would ask the Hub for another name
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pocket").mkdir()
     assert packaged.resolve_model("pocket") == "pocket" == str(locate("pocket"))
