@@ -18,9 +18,7 @@ def generate(
     output: file_options.Output,
     model: Annotated[str | None, ModelOption(help="Keyphrase generator; by default lexperts-exhird-smollm2.")] = None,
     examples: Annotated[Path | None, FileOption(help="Labelled JSON Lines: keyphrases of near ones compete.")] = None,
-    num_keyphrases: Annotated[
-        int | None, Count(help="Phrases per document; default: all, or 10 by --examples.")
-    ] = None,
+    num_keyphrases: Annotated[int | None, Count(help="Phrases per document; default: all.")] = None,
     num_beams: Annotated[int, Count(help="Hypotheses of each phrase.")] = 1,
     min_phrases: Annotated[int | None, Count(help="Phrases to generate at least, for more suggestions.")] = None,
     embedder: Annotated[str, typer.Option(help="What finds near examples: a sentence-transformers model.")] = "minilm",
@@ -52,7 +50,7 @@ def generate(
 
     name, near = locate_model(model, GENERATION), dict[str, Any]()
     if examples is not None:
-        num_keyphrases = num_keyphrases or 10
+        num_keyphrases = num_keyphrases or 10  # otherwise all candidates are written
         own = read_examples(examples, text_column, title_column)
         near = {"examples": own, "embedder": embedder, "embedding_cache": embedding_cache}
     options = {"num_keyphrases": num_keyphrases, "num_beams": num_beams, "min_phrases": min_phrases}

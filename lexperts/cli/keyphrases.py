@@ -31,9 +31,7 @@ def extract(
     top_k: Annotated[int | None, common.Count(help="Keyphrases per document; default: 10, or all candidates.")] = None,
     min_score: Annotated[float | None, Share(help="Lowest score; by default the model decides how many.")] = None,
     style: Style = None,
-    candidates: Annotated[
-        Path | None, common.FileOption(help="Phrases to score, a line each; synonyms after tabs.")
-    ] = None,
+    candidates: Annotated[Path | None, common.FileOption(help="Phrases to score, one per line.")] = None,
     diversity: Annotated[float, Share(help="0: choose by score only; 1: by difference.")] = 0.0,
     nested: Annotated[bool, typer.Option(help="Keyphrases may be inside others.")] = True,
     language: Annotated[str | None, typer.Option(help="Stemmer, such as german, or none.")] = None,
@@ -171,8 +169,9 @@ def export(
     lines += [f"logits differ by at most {report['difference']:.2g}"]
     if rows:
         f1 = " -> ".join(f"{100 * report['f1@10'][name]:.1f}" for name in ("model", "exported"))
-        same = f"{100 * report['agreement']:.0f}% of the keyphrases are the same"
-        lines += [f"F1@10 on {report['documents']:,} documents: {f1}; {same}"]
+        lines += [
+            f"F1@10 on {report['documents']:,} documents: {f1}; {report['agreement']:.0%} of keyphrases are equal"
+        ]
     common.print_result(report, as_json, lambda: "\n".join(lines))
 
 

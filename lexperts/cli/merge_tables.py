@@ -10,6 +10,7 @@ from rich.text import Text
 from merge_tools.routing import printable
 from run_tools.errors import escape, format_size
 
+percent = "{:.1%}".format
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
 
 
@@ -21,11 +22,6 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[Any]], right: bool = Fa
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else Text(escape(str(cell))) for cell in row))
     return made
-
-
-def percent(value: float) -> str:
-    """A share as a percentage."""
-    return f"{value:.1%}"
 
 
 def summary(result: dict[str, Any]) -> Table:
@@ -90,8 +86,9 @@ def evaluation(result: dict[str, Any]) -> Group:
         elif row["kept"] is None:
             lines.append(f"The expert {name!r} is not better than the base on these texts. Are they of its domain?")
     if result["kept"] is not None:
-        kept = f"{percent(result['kept'])} of its experts' gain, the mean over their domains"
-        lines.insert(0, f"The mixture keeps {kept}.")
+        lines.insert(
+            0, f"The mixture keeps {percent(result['kept'])} of its experts' gain, the mean over their domains."
+        )
     head = ("domain", "texts", "tokens", "base", "expert", "mixture", "against base", "gain kept", "95%")
     return Group(columns(head, rows, right=True), *map(Text, lines))
 
@@ -120,5 +117,5 @@ def routing(result: dict[str, Any]) -> Group:
 def cluster(result: dict[str, Any]) -> Group:
     """Size and terms of each cluster."""
     rows = zip(result["names"], result["sizes"], map(" ".join, result["terms"]), strict=True)
-    more = Text(f"{result['rows']:,} rows, {result['dropped']:,} dropped")
-    return Group(columns(("cluster", "rows", "terms"), rows), more)
+    more = f"{result['rows']:,} rows, {result['dropped']:,} dropped"
+    return Group(columns(("cluster", "rows", "terms"), rows), Text(more))
