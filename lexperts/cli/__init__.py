@@ -3,10 +3,6 @@
 One file per group of commands. Each command imports what it needs when it runs, so that `--help` does not wait for torch.
 """
 
-import sys
-
-from run_tools.errors import user_errors
-
 
 def build_app():
     """The command `lexperts` with all of its groups."""
@@ -26,8 +22,7 @@ def build_app():
 
 
 def main() -> None:
-    """Runs the command line. Ctrl-C is one line while the commands are imported, too."""
-    with user_errors("--debug" in sys.argv):
-        from .common import run_app
+    """Runs the command line."""
+    from .common import run_app
 
-        run_app(build_app())
+    run_app(build_app())

@@ -5,10 +5,7 @@ from typing import Annotated
 
 import typer
 
-from run_tools.servers import check_host
-
-from .common import Debug, Device, Model, TrustRemoteCode, user_errors
-from .file_options import check_local
+from .common import Device, Model, TrustRemoteCode
 
 
 def app(
@@ -24,7 +21,6 @@ def app(
     max_characters: Annotated[int, typer.Option(min=1, help="Maximum length of a text.")] = 20_000,
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
-    debug: Debug = False,
 ):
     """Open the demo app: keyphrases marked in a text, and the experts that read it.
 
@@ -33,11 +29,8 @@ def app(
       lexperts app
       lexperts app --mixture mixture --port 8080
     """
-    with user_errors(debug):
-        check_local(device, model=model)
-        check_host("--host", host)
-        from ..app import AppSettings, launch
+    from ..app import AppSettings, launch
 
-        print("opening the keyphrase model; the address of the page follows", flush=True)
-        settings = AppSettings(model, mixture, device, trust_remote_code, max_characters)
-        launch(settings, host=host, port=port)
+    print("opening the keyphrase model; the address of the page follows", flush=True)
+    settings = AppSettings(model, mixture, device, trust_remote_code, max_characters)
+    launch(settings, host=host, port=port)

@@ -1,146 +1,108 @@
-"""Shared parts of the commands: options, their checks, and printed results."""
+"""What all commands share: one handler of errors, options, printed results."""
 
 import json
+import os
 import re
 import signal
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
-import run_tools
-from run_tools.errors import DEBUG, REPEAT, RESUME, escape, print_error, short_repr, user_errors
-from run_tools.option_values import LARGEST_SEED, find_problem
-from run_tools.processes import limit_spinning
+from run_tools.errors import UserError, one_line, print_error
 
 from .. import __version__
 
-__all__ = ["REPEAT", "RESUME", "print_error", "user_errors"]
-INVALID = "Invalid value for "  # of typer
-OURS = re.compile(re.escape(str(Path(run_tools.__file__).parents[1])) + r"\W(lexperts|\w+_tools|modeling_\w+)\W")
 # --best_of is --best-of, in every sub-command
 HELP = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: name.replace("_", "-")}
+EMPTY = re.compile(r"(--[^=]+=)?")
+FIXABLE = (OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError, FloatingPointError)
+
+Count = partial(typer.Option, min=1)
+FileOption = partial(typer.Option, exists=True, dir_okay=False, metavar="FILE")
+ModelOption = partial(typer.Option, "--model", "-m", metavar="FOLDER_OR_HUB_ID")
 Device = Annotated[str | None, typer.Option(help="Device, such as cuda:0; by default an accelerator if available.")]
-Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Random seed.")]
-Dtype = Annotated[
-    Literal["float32", "bfloat16", "float16"],
-    typer.Option(help="Data type of the weights: float32, bfloat16 or float16."),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="Folder or Hub id of a token classifier, or tiny; by default lexperts-seke-minilm."
-    ),
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code in the model's folder or repository. Read it first.")
-]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed.")]
+Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="Data type of the weights.")]
+Model = Annotated[str | None, ModelOption(help="Token classifier, or tiny; by default lexperts-seke-minilm.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code. Read it first.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-class CheckedCommand(TyperCommand):
-    """A command that refuses values which typer lets pass: NaN, numbers that are too large, empty texts, control characters."""
-
-    def parse_args(self, ctx, args):
-        """Checks the texts as they were typed: an empty path would become the current folder."""
-        texts, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        check_values(self, ctx, {name: value for name, value in texts.items() if isinstance(value, (str, list, tuple))})
-        return super().parse_args(ctx, args)
-
-    def invoke(self, ctx):
-        """Checks the numbers, then runs the command."""
-        check_values(self, ctx, ctx.params)
-        return super().invoke(ctx)
-
-
-def check_values(command, ctx, values: dict) -> None:
-    """Raises a `BadParameter` for a value that is not valid whatever the option."""
-    for param in command.params:
-        given = values.get(param.name)
-        for value in given if isinstance(given, (list, tuple)) else [given]:
-            if isinstance(value, (str, int, float)) and value != param.default and (problem := find_problem(value)):
-                if param.required and value == "":
-                    problem = "is empty. Give a value."
-                raise typer.BadParameter(f"{short_repr(value)} {problem}", ctx=ctx, param=param)
-
-
 class OneLineGroup(TyperGroup):
-    """A group of commands whose errors of usage are one line, as all other errors are."""
+    """A group of commands that ends with one line for any error, unless `--debug` is given.
 
-    def main(self, args=None, *more, standalone_mode: bool = True, **options):
+    The exit status is 2 for errors that a user can fix, 1 for others, 130 after Ctrl-C, and that of an error with a `status`.
+    """
+
+    def main(self, args=None, *more, **options):
         """Runs a command."""
-        given = sys.argv[1:] if args is None else list(args)
-        with user_errors("--debug" in given):
-            try:
-                status = super().main(given, *more, standalone_mode=False, **options)
-                sys.stdout.flush()
-            except Exception as raised:
-                error: Any = raised
-                if not hasattr(error, "format_message"):  # of usage: its class depends on the version of typer
-                    raise
-                if type(error).__name__ == "NoArgsIsHelpError":
-                    error.show()
-                else:
-                    print_error(describe_usage(error))
-                status = error.exit_code
-        if standalone_mode:
-            sys.exit(status or 0)
-        return status
+        words = sys.argv[1:] if args is None else list(args)
+        try:
+            check_words(words)
+            status = super().main(words, *more, **{**options, "standalone_mode": False})
+        except Exception as error:
+            is_usage = hasattr(error, "format_message")  # its class depends on the version of typer
+            if "--debug" in words and not is_usage:
+                raise
+            status = print_usage(error) if is_usage else print_failure(error)
+        sys.exit(status or 0)
 
     def invoke(self, ctx):
-        """Runs a command. After Ctrl-C outside of its own `user_errors`, as while it is imported, typer would print nothing."""
-        with user_errors(DEBUG.get()):
-            return super().invoke(ctx)
+        """Runs a command. After Ctrl-C, typer would print nothing; of a closed pipe, it takes care."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except KeyboardInterrupt as error:
+            print_error(str(error) or "Repeat the command.", "interrupted")
+            raise typer.Exit(getattr(error, "status", 130)) from error
 
 
-def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """Prints a warning of our code as one line, and any other as Python does."""
-    is_ours = category is UserWarning and OURS.match(filename)
-    text = f"warning: {message}\n" if is_ours else warnings.formatwarning(message, category, filename, lineno, line)
-    print(text, end="", file=file or sys.stderr)
+def check_words(words: list[str]) -> None:
+    """Raises a `UserError` for a value that is empty, as of a variable that is not set: as a path it is the current folder."""
+    for before, word in zip(["", *words], words, strict=False):
+        if EMPTY.fullmatch(word):
+            raise UserError(f"The value after {word or before!r} is empty. Give one, or leave the option out.")
+
+
+def print_usage(error: Any) -> int:
+    """Prints what is wrong with a command line, or its help if it has no arguments -> the exit status."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        text = one_line(ValueError(error.format_message())).replace("Value error, ", "").rstrip(".")
+        command = f" See {error.ctx.command_path} --help." if getattr(error, "ctx", None) else ""
+        print_error(f"{text}{'' if text.endswith('?') else '.'}{command}")
+    return error.exit_code
+
+
+def print_failure(error: Exception) -> int:
+    """Prints an error -> the exit status."""
+    print_error(str(error) if isinstance(error, UserError) else one_line(error))
+    is_fixable = isinstance(error, FIXABLE) or type(error) is LookupError  # of an encoding
+    return getattr(error, "status", 2 if is_fixable else 1)
 
 
 def run_app(app: typer.Typer) -> None:
-    """Runs the command of this process. If Ctrl-C is pressed again while Python ends, it ends at once, without a traceback."""
-    warnings.showwarning = show_warning
-    limit_spinning()
+    """Runs the command of this process."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {' '.join(str(message).split())}\n"
+    if "OMP_WAIT_POLICY" not in os.environ:  # idle threads of torch sleep sooner than after 300,000 rounds of waiting
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app()
-    finally:
-        # otherwise it is ignored, as in a background job
+    finally:  # if Ctrl-C is pressed again while Python ends, it ends at once
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def describe_usage(error) -> str:
-    """What is wrong with a command line, on one line: the option, its value, how to fix it."""
-    text = " ".join(error.format_message().split()).rstrip(".")
-    if text.startswith(INVALID):
-        option, _, reason = text.removeprefix(INVALID).partition(": ")
-        cause: list[dict] = getattr(error.__cause__, "errors", list)()  # of pydantic, which does not name the value
-        reason, shown = reason.removeprefix("Value error, "), short_repr(cause[0]["input"]) if cause else ""
-        value = f" {shown}:" if shown and not reason.startswith(shown) else ""
-        text = f"{option.split(' / ')[0].strip(chr(39))}{value} {reason[:1].lower()}{reason[1:]}"
-    help = f" {error.ctx.command_path} --help shows what is valid." if getattr(error, "ctx", None) else ""
-    return escape(f"{text}.{help}")
-
-
-class App(typer.Typer):
-    """A command, or a group of commands."""
-
-    def command(self, *args, **options):
-        """As that of typer, with checked values."""
-        return super().command(*args, **{"cls": CheckedCommand, **options})
-
-
 def new_app(name: str, help: str) -> typer.Typer:
-    """A command, or a group of commands, with `--version`."""
-    app = App(
+    """A command, or a group of commands, with `--version` and `--debug`."""
+    app = typer.Typer(
         name=name, cls=OneLineGroup, help=help, no_args_is_help=True, pretty_exceptions_enable=False,
         context_settings=HELP, rich_markup_mode=None,
     )  # fmt: skip
@@ -152,20 +114,14 @@ def new_app(name: str, help: str) -> typer.Typer:
 
     @app.callback()
     def every_command(
-        version: Annotated[
-            bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
-        ] = False,
+        version: Annotated[bool, typer.Option(callback=show_version, is_eager=True, help="Show the version.")] = False,
+        debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     ):
-        pass  # commands have their own options
+        pass  # `OneLineGroup` reads --debug, also before the command is known
 
     return app
 
 
-def print_json(content: Any) -> None:
-    """Prints a value as one line of JSON."""
-    print(json.dumps(content, ensure_ascii=False))
-
-
 def print_result(content: dict | list, as_json: bool, render: Callable[[], str]) -> None:
-    """Prints a result as JSON, or as rendered text."""
-    print_json(content) if as_json else print(render())
+    """Prints a result as one line of JSON, or as rendered text."""
+    print(json.dumps(content, ensure_ascii=False) if as_json else render())

@@ -1,34 +1,20 @@
 """`lexperts define`: definition modeling."""
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from run_tools.errors import UserError
 
 from ..recipes import DEFINE
-from .common import RESUME, AsJson, Debug, Device, Seed, new_app, print_result, user_errors
-from .file_options import (
-    Delimiter,
-    Encoding,
-    Output,
-    Source,
-    Workers,
-    check_local,
-    open_source,
-    print_summary,
-)
+from . import file_options
+from .common import AsJson, Count, Device, ModelOption, Seed, new_app, print_result
 from .recipes import add_recipes
 
 app = new_app("define", "Define terms in context: write definitions, prepare data.")
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="Folder or Hub id of a mixture, or of a dense Llama; by default lexperts-lexicon-smollm2."
-    ),
-]
+Model = Annotated[str | None, ModelOption(help="Mixture or dense Llama; by default lexperts-lexicon-smollm2.")]
 
 
 @app.command()
@@ -36,91 +22,69 @@ def term(
     term: Annotated[str, typer.Argument(help="The word or phrase to define.")],
     context: Annotated[str, typer.Option("--context", "-c", help="A text in which it is used.")],
     model: Model = None,
-    best_of: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Sampled definitions, of which the most likely are printed; default: 1, or 8 for several."
-        ),
-    ] = None,
-    num_definitions: Annotated[int, typer.Option(min=1, help="Different definitions to print.")] = 1,
+    best_of: Annotated[int | None, Count(help="Samples to choose from; default: 1, or 8 for several.")] = None,
+    num_definitions: Annotated[int, Count(help="Different definitions to print.")] = 1,
     seed: Seed = 42,
     device: Device = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ):
     """Print the definition of a term as used in a context.
 
     Example: lexperts define term bank --context "They sat on the bank of the river."
     """
-    with user_errors(debug):
-        from transformers import set_seed
+    if best_of is not None and best_of < num_definitions:
+        raise UserError(f"--num-definitions {num_definitions} exceeds --best-of {best_of}.")
 
-        from run_tools.loading import open_pipeline
-        from run_tools.packaged import locate_model
+    from transformers import set_seed
 
-        from ..recipes.lexicon.define_file import TASK
+    from run_tools.packaged import locate_model
 
-        if best_of is not None and best_of < num_definitions:
-            raise UserError(
-                f"--num-definitions {num_definitions} needs --best-of {num_definitions} or more, got {best_of}."
-            )
-        check_local(device, model=model)
-        set_seed(seed)
-        define = open_pipeline(TASK, locate_model(model, TASK), device=device)
-        found = define({"term": term, "context": context}, best_of=best_of, num_definitions=num_definitions)
-        results = found if isinstance(found, list) else [found]
-        print_result(results, as_json, lambda: "\n".join(result["definition"] for result in results))
+    from ..processes import DEFINITIONS, open_task
+
+    set_seed(seed)
+    define = open_task(DEFINITIONS, locate_model(model, DEFINITIONS), device)
+    found = define({"term": term, "context": context}, best_of=best_of, num_definitions=num_definitions)
+    results = found if isinstance(found, list) else [found]
+    print_result(results, as_json, lambda: "\n".join(result["definition"] for result in results))
 
 
 @app.command()
 def terms(
-    source: Source,
-    output: Output,
+    context: typer.Context,
+    source: file_options.Source,
+    output: file_options.Output,
     model: Model = None,
-    best_of: Annotated[int, typer.Option(min=1, help="Sampled definitions per row; the best is written.")] = 1,
+    best_of: Annotated[int, Count(help="Sampled definitions per row; the best is written.")] = 1,
     reward_model: Annotated[str | None, typer.Option(help="Model that ranks the samples; default: likelihood.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a definition.")] = 64,
-    on_long: Annotated[
-        Literal["truncate", "error"], typer.Option(help="Contexts that are too long: truncate or error.")
-    ] = "truncate",
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 8,
+    max_new_tokens: Annotated[int, Count(help="Maximum tokens of a definition.")] = 64,
+    batch_size: file_options.BatchSize = 8,
     seed: Seed = 42,
-    delimiter: Delimiter = None,
-    encoding: Encoding = None,
+    delimiter: file_options.Delimiter = None,
+    encoding: file_options.Encoding = None,
     device: Device = None,
-    workers: Workers = 0,
-    debug: Debug = False,
+    workers: file_options.Workers = 0,
 ):
     """Write the definitions of terms in context: columns term and context. Started again after an interruption, it resumes.
 
     Example: lexperts define terms terms.jsonl definitions.jsonl --model my-lexicon --best-of 8
     """
-    with user_errors(debug, interrupted=RESUME, full=RESUME):
-        reading = {"delimiter": delimiter, "encoding": encoding}
-        rows = open_source(source, output, ("term", "context"), **reading)
+    rows = file_options.open_source(context.params, ("term", "context"))
 
-        from run_tools.fingerprints import fingerprint
-        from run_tools.packaged import locate_model
-        from run_tools.run_over import run_over
+    from run_tools.packaged import locate_model
 
-        from ..recipes.lexicon.define_file import TASK, check_row, open_definer
+    from ..processes import DEFINITIONS, check_term, open_definer
 
-        if not workers:
-            check_local(device, model=model, reward_model=reward_model)
-        name = locate_model(model, TASK)
-        options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "on_long": on_long}
-        settings = {**options, **reading, "model": fingerprint(name), "seed": seed, "batch_size": batch_size}
-        summary = run_over(
-            partial(open_definer, name, reward_model, batch_size, device, seed, options),
-            rows,
-            output,
-            settings | {"reward_model": reward_model and fingerprint(reward_model)},
-            check=check_row,
-            batch_size=8 * batch_size,
-            results=("definition", "score"),
-            workers=workers,
-        )
-        print_summary(summary, output)
+    name = locate_model(model, DEFINITIONS)
+    options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    file_options.write_results(
+        partial(open_definer, name, reward_model, device, seed, options),
+        rows,
+        context.params,
+        {"model": name, "reward_model": reward_model},
+        8 * batch_size,  # rows that are sorted by length together
+        check=check_term,
+        results=("definition", "score"),
+    )
 
 
 add_recipes(app, DEFINE)

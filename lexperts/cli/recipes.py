@@ -6,8 +6,9 @@ from types import ModuleType
 
 import typer
 
+from run_tools.errors import user_errors
+
 from ..recipes import Command
-from .common import user_errors
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -2,14 +2,14 @@
 
 import json
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from io import TextIOWrapper
 from types import NoneType
+from typing import NoReturn
 
 from run_tools.errors import UserError, short_repr, user_errors
 from run_tools.jsonl import rows_of_file
-from run_tools.options import OneLineParser
-from run_tools.servers import SERVER_OPTIONS, bind, run_server
+from run_tools.servers import OPTIONS, bind, run_server
 
 from .runtime import MODEL, KeyphraseExtractor
 
@@ -68,9 +68,17 @@ def serve(options: Namespace) -> None:
         raise ImportError(
             f"The server needs {error.name}. Install it with: pip install 'lexperts-lite[serve]'"
         ) from error
-    limits = {name: getattr(options, name, one.default) for name, one in SERVER_OPTIONS.items()}
+    limits = {name: getattr(options, name) for name in OPTIONS}
     listener = bind(limits.pop("host"), limits.pop("port"))
     run_server(create_app(KeyphraseExtractor(options.model, num_threads=options.threads), **limits), listener)
+
+
+class OneLineParser(ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a `UserError`."""
+        raise UserError(f"{message}. See {self.prog} --help.")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,7 +97,9 @@ def main(arguments: list[str] | None = None) -> int:
         )
         command.add_argument("--threads", type=int, default=1, help="of the model; default: 1")
         command.set_defaults(run=run)
-    serving.add_options(SERVER_OPTIONS.values())
+    for name, (default, text) in OPTIONS.items():
+        flag, text = f"--{name.replace('_', '-')}", f"{text} Default: {default}"
+        serving.add_argument(flag, type=type(default), default=default, help=text)
     with user_errors():
         options = parser.parse_args(arguments)
         options.run(options)

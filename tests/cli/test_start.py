@@ -12,7 +12,6 @@ import pytest
 import typer
 
 from lexperts.cli import build_app
-from lexperts.cli.common import show_warning
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "nltk", "pandas", "sklearn", "datasets", "matplotlib")
@@ -93,10 +92,3 @@ def test_ctrl_c_while_python_ends_prints_nothing(name):
     )
     done = start((name, "--version"), before=press)
     assert done.returncode == -signal.SIGINT and done.stderr == "HEAVY []\n"
-
-
-def test_a_warning_of_ours_is_one_line_and_another_is_as_python_shows_it(capsys):
-    for part in ("run_tools/run_over.py", ".venv/lib/site-packages/torch/serialization.py"):
-        show_warning("there is no column 'titel'.", UserWarning, str(ROOT / part), 7)
-    first, other, *_ = capsys.readouterr().err.splitlines()
-    assert first == "warning: there is no column 'titel'." and "serialization.py:7: UserWarning: " in other

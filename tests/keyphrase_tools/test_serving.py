@@ -10,11 +10,10 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 
 import httpx2
 import pytest
-import uvicorn
 from fastapi import HTTPException, Request
 from starlette.testclient import TestClient
 from transformers import pipeline
@@ -25,7 +24,6 @@ from keyphrase_tools.batch_worker import AbandonedError, BatchWorker, QueueFullE
 from keyphrase_tools.server_requests import parse_body
 from keyphrase_tools.serving import create_app
 from lexperts.cli.keyphrases import app as command
-from run_tools import connections
 from run_tools.versions import __version__
 
 from .known_answers import assert_same, random_text
@@ -312,72 +310,6 @@ def test_a_batch_that_nobody_waits_for_any_more_is_left(extract):
 def test_the_root_leads_to_the_documentation(client):
     answer = client.get("/")
     assert answer.status_code == 200 and answer.url.path == "/docs"
-
-
-@contextmanager
-def uvicorn_server(protocol, body=b"ok", **options):
-    """A server of a trivial app in a thread, with another protocol -> its port, its open connections."""
-
-    async def app(scope, receive, send):
-        headers = [(b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_level="error", **options)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1], server.server_state.connections
-    finally:
-        server.should_exit = True
-        thread.join(60)
-
-
-def test_idle_connections_make_room_and_heads_have_a_time_limit(monkeypatch):
-    request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-
-    class Protocol(connections.PunctualProtocol):
-        max_connections = 10
-
-    def wait_for_end(connection):
-        with suppress(ConnectionError):
-            while connection.recv(100):
-                pass
-        return True
-
-    with uvicorn_server(Protocol) as (port, _), ExitStack() as stack:
-
-        def connect():
-            return stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
-
-        kept = connect()
-        kept.sendall(request)
-        assert b"200 OK" in kept.recv(1000)
-        idle = [connect() for _ in range(40)]
-        last = connect()
-        last.sendall(request)
-        assert b"200 OK" in last.recv(1000)
-        assert wait_for_end(kept) and all(map(wait_for_end, idle[:31]))
-        monkeypatch.setattr(connections, "HEAD_TIMEOUT", 0.3)
-        slow = connect()
-        slow.sendall(request[:10])
-        last.sendall(request[:10])  # the second request of a connection
-        start = time.monotonic()
-        assert wait_for_end(slow) and wait_for_end(last) and 0.2 < time.monotonic() - start < 5
-
-
-@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
-def test_a_client_that_does_not_read_its_answer_is_cut_off(header):
-    protocol = connections.PunctualProtocol
-    with (
-        uvicorn_server(protocol, body=bytes(20_000_000), timeout_keep_alive=0.2) as (port, accepted),
-        socket.create_connection(("127.0.0.1", port), 60) as client,
-    ):
-        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + header + b"\r\n")
-        wait_until(lambda: accepted)
-        wait_until(lambda: not accepted)
 
 
 def test_a_body_that_does_not_come_is_not_awaited_for_long(monkeypatch):

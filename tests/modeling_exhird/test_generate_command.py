@@ -11,7 +11,7 @@ from transformers import pipeline
 from typer.testing import CliRunner
 
 from lexperts.cli.keyphrases import app
-from lexperts.recipes.exhird.generate_file import FIELDS
+from lexperts.processes import FIELDS
 
 from .conftest import DOCUMENTS
 
@@ -59,7 +59,7 @@ def lines(path):
 
 
 def test_rows_hold_the_phrases_of_the_pipeline(folder, source, tmp_path):
-    done = run(source, tmp_path / "out.jsonl", folder, "--keep", "year", "--exclusion-window", "1")
+    done = run(source, tmp_path / "out.jsonl", folder, "--keep", "year")
     assert done.exit_code == 0 and "13 documents in" in done.stdout and "1 could not be processed" in done.stdout
     generate, found = pipeline("keyphrase-generation", model=folder), lines(tmp_path / "out.jsonl")
     assert found[5] == {"id": "none", "year": 1, "error": "'text' is None, not a text"}
@@ -67,7 +67,7 @@ def test_rows_hold_the_phrases_of_the_pipeline(folder, source, tmp_path):
     for row, own in zip(ROWS, found, strict=True):
         if row["text"] is None:
             continue
-        expected = generate({"title": row["title"], "text": row["text"]}, num_keyphrases=3, exclusion_window=1)
+        expected = generate({"title": row["title"], "text": row["text"]}, num_keyphrases=3)
         assert own.keys() == {"id", "year", "keyphrases"} and own["id"] == row["id"]
         assert [p["keyphrase"] for p in own["keyphrases"]] == [p["keyphrase"] for p in expected]
         assert [p["score"] for p in own["keyphrases"]] == pytest.approx([p["score"] for p in expected], rel=1e-3)
@@ -92,7 +92,7 @@ def test_errors_are_one_line(folder, source, tiny_seke, tiny_tokenizer, tmp_path
     for part in (tiny_seke("bert"), tiny_tokenizer):
         part.save_pretrained(tmp_path / "seke")
     for model, options, message in (
-        (str(tmp_path / "seke"), (), "lexperts keyphrases extract"),
+        (str(tmp_path / "seke"), (), "SekeConfig"),
         ("no/such-model", (), "--model 'no/such-model' could not be opened"),
         (folder, ("--text-column", "txt"), "no column 'txt'"),
     ):

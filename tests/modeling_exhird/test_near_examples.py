@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lexperts.cli.keyphrases import app
-from lexperts.recipes.exhird.near_examples import NearExamples, nearest_first
+from lexperts.near_examples import NearExamples, nearest_first
 from run_tools.errors import UserError
 from run_tools.jsonl import read_lines
 from tests.recipes.lexicon_helpers import save_embedder
@@ -29,7 +29,7 @@ def embed(texts):
 
 
 def test_the_keyphrases_of_near_examples_come_first(monkeypatch):
-    monkeypatch.setattr("lexperts.recipes.exhird.near_examples.NEAREST", 8)
+    monkeypatch.setattr("lexperts.near_examples.NEAREST", 8)
     near = NearExamples([*EXAMPLES, {"text": "saw", "keyphrases": []}], embed)
     animal, tool = near.candidates([{"text": "a cat"}, {"title": "Which axe?", "text": "It is old."}])
     assert animal[0] == "animals" and set(animal) == {"animals", "cat", "dog"}
@@ -124,11 +124,9 @@ def test_errors_name_the_option(files, model, tiny_exhird, tokenizer_for):
     (files / "title.jsonl").write_text('{"text": "a", "title": 5, "keyphrases": ["b"]}\n', encoding="utf-8")
     embedder = ("--embedder", str(files / "embedder"))
     for chosen, options, message in (
-        (model, embedder, "--embedder"),
-        (model, ("--embedding-cache", str(files / "c")), "has no effect without --examples"),
         (model, ("--examples", str(files / "no.jsonl")), "no.jsonl"),
         (model, ("--examples", str(files / "bare.jsonl"), *embedder), "--examples needs texts and their keyphrases"),
-        (model, ("--examples", str(files / "title.jsonl"), *embedder), "title.jsonl, row 1: 'title' is 5, not a text"),
+        (model, ("--examples", str(files / "title.jsonl"), *embedder), "title.jsonl: 'title' is 5, not a text"),
         (str(files / "gru"), ("--examples", str(files / "examples.jsonl"), *embedder), "scores no candidates"),
         (model, ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "no-embedder")), "no-embedder"),
     ):

@@ -83,16 +83,12 @@ def test_a_decoder_is_trained_scored_and_run_on_files(backbone, files, tmp_path,
         "cpu",
         "--batch-size",
         "2",
-        "--exclusion-window",
-        "-1",
-        "--max-phrases",
-        "3",
     ]
     done = CliRunner().invoke(app, ["generate", files, str(tmp_path / "out.jsonl"), *options])
     assert done.exit_code == 0, done.output
     written = [json.loads(line)["keyphrases"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     documents = [{name: row[name] for name in ("title", "text")} for row in DOCUMENTS]
-    found = generate(documents, batch_size=2, exclusion_window=-1, max_phrases=3)
+    found = generate(documents, batch_size=2)
     expected = [[phrase["keyphrase"] for phrase in row] for row in found]
     assert [[phrase["keyphrase"] for phrase in row] for row in written] == expected
 

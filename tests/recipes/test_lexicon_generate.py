@@ -278,7 +278,7 @@ def test_terms_of_a_file_are_defined(folder, tmp_path):
     save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
     error = CliRunner().invoke(app, [*command[:3], "-m", str(other), *command[5:]])
     assert error.exit_code == 2 and "model=dense (" in error.stderr
-    assert "complete, nothing to do" in CliRunner().invoke(app, command).output
+    assert "is complete: " in CliRunner().invoke(app, command).output
 
 
 def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_reported(folder, tmp_path):

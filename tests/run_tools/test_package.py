@@ -8,11 +8,10 @@ import run_tools
 from run_tools.versions import package_version, package_versions
 
 ROOT = Path(run_tools.__file__).parent
-LATE = {"parquet_output", "connections"}  # are imported where a Parquet file is written, and where a server runs
 
 
 def test_no_module_imports_torch_or_an_extra():
-    files = (path.relative_to(ROOT.parent).with_suffix("") for path in ROOT.rglob("*.py") if path.stem not in LATE)
+    files = (path.relative_to(ROOT.parent).with_suffix("") for path in ROOT.rglob("*.py"))
     names = ", ".join(".".join(file.parts).removesuffix(".__init__") for file in files)
     heavy = {"torch", "transformers", "ray", "pyarrow", "pandas", "numpy"}
     code = f"import sys, {names}\nprint(sorted({heavy} & set(sys.modules)))"

@@ -15,8 +15,6 @@ from run_tools.errors import UserError
 from run_tools.files import write_file
 from run_tools.fingerprints import digest, fingerprint
 
-from ..common.embedders import resolve_embedder
-
 NEAREST, CANDIDATES = 20, 60  # examples, and keyphrases of these
 BLOCK = 64  # documents that are compared with all examples at once
 
@@ -48,10 +46,9 @@ class NearExamples:
         self.rows = [row for row in rows if row["keyphrases"]]
         if not self.rows:
             raise UserError(f"None of the {len(rows):,} examples has keyphrases. Pass documents that have some.")
-        model = resolve_embedder(embedder) if isinstance(embedder, str) else embedder
-        name = fingerprint(model) if isinstance(model, str) else None
+        name = fingerprint(embedder) if isinstance(embedder, str) else None
         self.identity = {"examples": digest(self.rows), "embedder": name}
-        self.embed = partial(embed_texts, embedder=load_embedder(model), progress=False)
+        self.embed = partial(embed_texts, embedder=load_embedder(embedder), progress=False)
         texts = [full_text(row) for row in self.rows]
         file = Path(cache, f"{digest(self.identity)}.safetensors") if cache and name else None
         if file and file.exists():

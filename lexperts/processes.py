@@ -1,0 +1,150 @@
+"""The models behind commands over files: each `open_` function loads one, and returns a function from items to results, for
+`run_tools.run_over`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+from run_tools.jsonl import missing_columns
+from run_tools.model_loading import open_pipeline
+from run_tools.model_options import describe_load_errors, parse_device
+from run_tools.processes import prepare_process
+
+DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization", "keyphrase-generation"
+FIELDS = {
+    "keyphrase": "string",
+    "present": "bool",
+    "score": "double",
+    "start": "int64",
+    "end": "int64",
+    "field": "string",
+}
+
+
+def open_task(task: str, name: str, device: str | None):
+    """The pipeline of a task. Raises an `OSError` that names --model if it cannot be opened."""
+    prepare_process()
+    with describe_load_errors("--model", name):
+        return open_pipeline(task, name, device=parse_device(device))
+
+
+def given(options: Mapping[str, Any]) -> dict:
+    """The options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def read_text(row: dict, column: str) -> str:
+    """The text of a column of a row. Raises a `ValueError` if there is none."""
+    if problem := missing_columns(row, [column]):
+        raise ValueError(problem)
+    text = row[column]
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"its {column} is {text!r:.60}, not a text")
+    return text
+
+
+def open_definer(name: str, reward_model: str | None, device: str | None, seed: int, options: dict):
+    """Definitions of rows with a term and a context.
+
+    Args:
+        reward_model: folder or Hub id of a sequence classifier that ranks samples.
+        seed: of sampling. Each batch of rows has its own seed, so that samples do not depend on interruptions.
+        options: of the pipeline definition-modeling.
+    """
+    import torch
+
+    define = open_task(DEFINITIONS, name, device)
+    if reward_model:
+        from transformers import AutoModelForSequenceClassification
+
+        from modeling_lexicon.generation_lexicon import load_reward_model
+        from run_tools.model_loading import open_model
+
+        reward = open_model(AutoModelForSequenceClassification, reward_model)
+        options = {**options, "reward_model": load_reward_model(reward, define.model.device)}
+
+    def process(rows: list[dict]) -> list[dict]:
+        torch.manual_seed(seed + crc32(json.dumps(rows, default=str).encode()))
+        return define(rows, **options)
+
+    return process
+
+
+def check_term(row: dict) -> dict:
+    """A row with a term and a context. Raises a `ValueError` if it lacks one."""
+    for name in ("term", "context"):
+        read_text(row, name)
+    return row
+
+
+def open_summarizer(name: str, dataset: str | None, device: str | None, options: dict):
+    """Summaries of pairs of a text and a data set.
+
+    Args:
+        dataset: of all texts; the model must have it.
+        options: of `Summarizer`, such as `max_length` and `num_beams`.
+    """
+    from modeling_moesumm.generation_moesumm import Summarizer
+
+    opened = open_task(SUMMARIES, name, device)
+    summarize = Summarizer(opened.model, opened.tokenizer, **given(options))
+    summarize.dataset_names(dataset, 1)  # raises an error for an unknown one
+
+    def process(items: list[tuple]) -> list[dict]:
+        summaries = summarize([text for text, _ in items], [name for _, name in items])
+        return [{"summary_text": summary} for summary in summaries]
+
+    return process
+
+
+def read_document(text_column: str, dataset: str | None, dataset_column: str | None, row: dict) -> tuple:
+    """The text of a row and its data set. Raises a `ValueError` if it has no text."""
+    return read_text(row, text_column), (row.get(dataset_column) or None) if dataset_column else dataset  # CSV has ""
+
+
+def open_generator(
+    name: str,
+    device: str | None,
+    options: dict,
+    examples: list[dict] | None = None,
+    embedder: str = "minilm",
+    embedding_cache: Path | None = None,
+):
+    """Keyphrases of documents, absent ones too.
+
+    Args:
+        options: of the pipeline keyphrase-generation, such as `num_keyphrases` and `num_beams`.
+        examples: rows with keyphrases, which are candidates for near documents; see `NearExamples`.
+        embedder, embedding_cache: for these.
+
+    Raises:
+        OSError: if the model or the embedder cannot be opened.
+        ValueError: for invalid options, and with examples a model that scores none.
+    """
+    generate, options, near = open_task(GENERATION, name, device), given(options), None
+    if examples is not None:
+        from .near_examples import NearExamples
+
+        near = NearExamples(examples, embedder, embedding_cache)
+
+    def process(documents: list[dict]) -> list[dict]:
+        documents = near.add_candidates(documents) if near else documents
+        results = [{"keyphrases": phrases} for phrases in generate(documents, **options)]
+        for phrase in (phrase for result in results for phrase in result["keyphrases"]):
+            # without a title there is none
+            phrase["field"] = phrase.get("field", "text") if phrase["present"] else None
+        return results
+
+    process([{"text": "Keyphrases."}])  # raises errors of options
+    return process
+
+
+def phrase_types() -> dict:
+    """The Arrow types of the results of `open_generator`."""
+    import pyarrow
+
+    fields = [(name, pyarrow.type_for_alias(kind)) for name, kind in FIELDS.items()]
+    return {"keyphrases": pyarrow.list_(pyarrow.struct(fields))}
