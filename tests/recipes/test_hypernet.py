@@ -41,7 +41,9 @@ def files(tmp_path_factory):
 
 
 def run(kind, *arguments):
-    app([f"hypernet-{kind}", *map(str, arguments)], standalone_mode=False)
+    with pytest.raises(SystemExit) as ended:
+        app([f"hypernet-{kind}", *map(str, arguments)])
+    assert not ended.value.code
 
 
 def test_keyphrases_are_trained_and_scored_by_one_command(backbone, files, tmp_path, capsys):

@@ -36,7 +36,9 @@ def at(backbone_config, tiny_tokenizer, tmp_path_factory):
 
 
 def run(name, argv, folder):
-    app([name, *map(str, argv), "--output-dir", str(folder)], standalone_mode=False)
+    with pytest.raises(SystemExit) as ended:
+        app([name, *map(str, argv), "--output-dir", str(folder)])
+    assert not ended.value.code
 
 
 def error_of(name, argv, folder) -> str:
@@ -136,6 +138,7 @@ def test_bad_files_and_options_are_named_in_one_line(name, at, tmp_path):
 
 @pytest.mark.parametrize("name", TRAIN)
 def test_help_names_the_options_and_the_configurations(name, capsys):
-    app([name, "--help"], standalone_mode=False)
+    with pytest.raises(SystemExit):
+        app([name, "--help"])
     text = capsys.readouterr().out
     assert f"lexperts train {name}" in text and "--help-all" in text and ".py" not in text

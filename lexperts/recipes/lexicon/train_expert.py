@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 
 from modeling_lexicon.data_lexicon import format_prompt
-from run_tools.errors import UserError, one_line, short_reason, short_repr
+from run_tools.errors import UserError, one_line, short_repr
 from run_tools.loading import open_tokenizer, open_with_tokenizer
 from run_tools.yaml_files import check_names
 

@@ -1,1 +1,1 @@
-"""SmolLM2-135M-Instruct as a GGUF file, which `run_tools.pretrained` unpacks."""
+"""SmolLM2-135M-Instruct as a GGUF file, which `run_tools.packaged` unpacks."""
