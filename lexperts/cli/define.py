@@ -12,6 +12,7 @@ from .common import RESUME, AsJson, Debug, Device, Seed, new_app, print_result, 
 from .file_options import (
     Delimiter,
     Encoding,
+    Keep,
     Output,
     Source,
     Workers,
@@ -85,6 +86,7 @@ def terms(
     ] = "truncate",
     batch_size: Annotated[int, typer.Option(min=1, help="Rows per batch.")] = 8,
     seed: Seed = 42,
+    keep: Keep = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     device: Device = None,
@@ -97,7 +99,7 @@ def terms(
     """
     with user_errors(debug, interrupted=RESUME, full=RESUME):
         reading = {"delimiter": delimiter, "encoding": encoding}
-        rows = open_source(source, output, ("term", "context"), **reading)
+        rows = open_source(source, output, ("term", "context", *(keep or ())), **reading)
 
         from run_tools.fingerprints import fingerprint
         from run_tools.packaged import locate_model
@@ -117,6 +119,7 @@ def terms(
             settings | {"reward_model": reward_model and fingerprint(reward_model)},
             check=check_row,
             batch_size=8 * batch_size,
+            keep=keep,
             results=("definition", "score"),
             workers=workers,
         )

@@ -1,4 +1,4 @@
-"""Training and evaluation that users run: `lexperts train seke minilm_cpu --train-files train.jsonl`.
+"""Training that users run: `lexperts train seke minilm_cpu --train-files train.jsonl`.
 
 One package per system. Each has `arguments.py` (what its commands take, without importing torch), one module per command
 with a `main(argv)`, and its configurations as YAML files. `common/` holds what they share.
@@ -34,17 +34,6 @@ TRAIN = {
     "lexicon-expert": Command("lexicon", "train_expert", "Fine-tune a Llama on definitions."),
     "lexicon-router": Command("lexicon", "tune_router", "Fine-tune the routers of a mixture on definitions."),
 }
-EVALUATE = {
-    "exhird": Command("exhird", "evaluate", "Generate keyphrases for test sets and score them."),
-    "moesumm": Command(
-        "moesumm",
-        "evaluate",
-        "Write summaries of test sets and compare systems by ROUGE and BERTScore.",
-        "train,summaries",
-    ),
-    "definitions": Command("lexicon", "evaluate", "Score generated definitions by up to five metrics.", "definitions"),
-}
 DEFINE = {
     "prepare": Command("lexicon", "prepare", "Split public dictionaries into train, validation and test files."),
-    "generate": Command("lexicon", "generate", "Write the definitions of a file of terms in context."),
 }

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import merge_tools
 from lexperts.cli import build_app
-from lexperts.recipes import DEFINE, EVALUATE, TRAIN
+from lexperts.recipes import DEFINE, TRAIN
 from lexperts.recipes.common.arguments import load_classes, make_parser
 from run_tools.option_values import LARGEST, Limits
 from run_tools.options import list_options
@@ -31,8 +31,7 @@ ROW = {
 TEXTS = ("", "a\0b", "a\x1b[31mb")  # an option left empty, and control characters
 NOT_INTS = ("banana", "", "1.5", "nan", "1e5", "[1]", "9" * 30, "-" + "9" * 30, "1,000", "{}")
 NOT_FLOATS = ("banana", "", "nan", "inf", "-inf", "1e999", "[1]", "0,5")
-TASKS = {**{f"train {n}": c for n, c in TRAIN.items()}, **{f"evaluate {n}": c for n, c in EVALUATE.items()}}
-TASKS |= {f"define {n}": c for n, c in DEFINE.items()}
+TASKS = {f"train {n}": c for n, c in TRAIN.items()} | {f"define {n}": c for n, c in DEFINE.items()}
 
 
 def malformed_numbers(kind, limits: Limits) -> list[str]:
@@ -109,11 +108,7 @@ RECIPES = {
     "train expert": ("model_name_or_path", "train_files", "output_dir"),
     "train lexicon-expert": ("model_name_or_path", "train_files", "output_dir"),
     "train lexicon-router": ("model_name_or_path", "train_files", "output_dir"),
-    "evaluate exhird": ("model", "test_files=NAME", "output_dir"),
-    "evaluate moesumm": ("systems", "output_dir"),
-    "evaluate definitions": ("files", "output_dir"),
     "define prepare": ("sources", "output_dir"),
-    "define generate": ("model_name_or_path", "test_files", "output"),
 }
 
 
@@ -235,9 +230,9 @@ def test_recipes(name, at):
 # commands of typer
 
 PLACES = {  # what a text or a path names, by the name of the argument or option
-    **dict.fromkeys(("config", "candidates", "evaluation", "calibration", "samples", "predictions", "gold", "files"), "file"),
+    **dict.fromkeys(("config", "candidates", "evaluation", "calibration", "samples", "predictions", "references", "gold", "files"), "file"),
     **dict.fromkeys(("source", "data", "expert_path"), "place"), **dict.fromkeys(("folder", "mixture"), "folder"),
-    **dict.fromkeys(("model", "reward_model"), "model"), "out": "output folder",
+    **dict.fromkeys(("model", "reward_model", "bertscore_model", "mauve_model"), "model"), "out": "output folder",
     **dict.fromkeys(("output", "plot"), "output file"), "converter": "file", "embedder": "embedder",
 }  # fmt: skip
 FOLDERS = (("keyphrases export", "output"),)
@@ -272,7 +267,7 @@ def valid_value(name: str, parameter, at) -> list[str]:
     values = {
         "config": at.recipe, "out": "out", "output": "out.jsonl", "model": at.model,
         "folder": at.mixture, "source": at.model if name == "merge add" else at.rows, "predictions": at.rows, "gold": at.rows, "files": at.text, "text": "a",
-        "domain": f"a={at.rows}", "expert": "birds", "data": at.rows, "format": "lexicon", "term": "bank", "context": "a bank",
+        "task": "summaries", "domain": f"a={at.rows}", "expert": "birds", "data": at.rows, "format": "lexicon", "term": "bank", "context": "a bank",
     }  # fmt: skip
     return [str(values[parameter.name])]
 

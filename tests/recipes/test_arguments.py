@@ -11,15 +11,13 @@ import yaml
 
 from lexperts import recipes
 from lexperts.cli import build_app
-from lexperts.recipes import DEFINE, EVALUATE, TRAIN
+from lexperts.recipes import DEFINE, TRAIN
 from lexperts.recipes.common.arguments import command, load_classes, make_parser, parse_command
 from lexperts.recipes.common.configurations import config_names, read_config
 from run_tools.errors import UserError
 from run_tools.options import list_options
 
-COMMANDS = sorted(
-    {(command.recipe, command.module) for group in (TRAIN, EVALUATE, DEFINE) for command in group.values()}
-)
+COMMANDS = sorted({(command.recipe, command.module) for group in (TRAIN, DEFINE) for command in group.values()})
 CASES = [command for command in COMMANDS if command != ("lexicon", "run")]  # which is tested with its recipe
 
 
