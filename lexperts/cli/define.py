@@ -95,6 +95,8 @@ def terms(
 ):
     """Write the definitions of terms in context: columns term and context. Started again after an interruption, it resumes.
 
+    All columns are copied to OUT, with --keep only these: those of rows that have a definition already are term and context.
+
     Example: lexperts define terms terms.jsonl definitions.jsonl --model my-lexicon --best-of 8
     """
     with user_errors(debug, interrupted=RESUME, full=RESUME):
