@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
     "modeling": 14988,
     "keyphrase_tools, lite": 8170,
-    "merge_tools": 3250,
+    "merge_tools": 3385,
     "run_tools": 3870,
     "lexperts": 9290,
     "benchmarks": 1940,

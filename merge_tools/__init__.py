@@ -1,11 +1,11 @@
 """Merges independently fine-tuned models of one family into one sparse mixture, and inspects, verifies and edits such mixtures."""
 
+from run_tools.errors import UserError as MergeError
 from run_tools.versions import __version__ as __version__
 
 from .cluster import cluster
 from .compose import compose
 from .edit import add, export, extract, remove
-from .errors import MergeError
 from .evaluation import evaluate
 from .mixture import inspect
 from .recipe import ExpertRecipe, Recipe, read_recipe

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import torch
 
-from run_tools.errors import one_line
+from run_tools.errors import UserError, one_line
 
-from .errors import MergeError
 from .families import FAMILIES, LEXICON, MLP, MixtureClass, family_of
 from .recipe import ARCHITECTURES, Recipe
 from .sources import Source, read_json, read_tokenizer
@@ -26,7 +25,7 @@ def check_sources(recipe: Recipe, base: Source, experts: list[Source]) -> list[s
     """Checks sources against each other. Returns warnings.
 
     Raises:
-        MergeError: for the first that cannot be merged. The message names it.
+        UserError: for the first that cannot be merged. The message names it.
     """
     check_base(base)
     has_tokenizer = any((base.folder / name).is_file() for name in TOKENIZER_FILES)
@@ -52,14 +51,14 @@ def check_base(base: Source) -> None:
     allowed = {**family.refused, "layer_types": (None, ["full_attention"] * base.config.num_hidden_layers)}
     for key, values in allowed.items():
         if (value := getattr(base.config, key, values[0])) not in values:
-            raise MergeError(f"{base.name}: the mixture of a {family.model_type} cannot have {key}={value!r:.60}.")
+            raise UserError(f"{base.name}: the mixture of a {family.model_type} cannot have {key}={value!r:.60}.")
     check_complete(base)
     if others := [name for name in base.specs if ".mlp." in name and not MLP.fullmatch(name)]:
-        raise MergeError(f"{base.name}: {others[0]} cannot be routed: experts have three matrices and no biases.")
+        raise UserError(f"{base.name}: {others[0]} cannot be routed: experts have three matrices and no biases.")
 
 
 def check_complete(source: Source) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of the tensors of a model as transformers saves them. Raises a `MergeError` if the source does not have exactly these."""
+    """Name -> shape of the tensors of a model as transformers saves them. Raises a `UserError` if the source does not have exactly these."""
     from transformers import AutoModelForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -67,7 +66,7 @@ def check_complete(source: Source) -> dict[str, tuple[int, ...]]:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(source.config)
     except Exception as error:  # whatever transformers raises for an invalid value
-        raise MergeError(f"{source.name}: transformers cannot open its config.json: {one_line(error):.300}") from error
+        raise UserError(f"{source.name}: transformers cannot open its config.json: {one_line(error):.300}") from error
     stored = revert_weight_conversion(model, model.state_dict())
     expected = {name: tuple(value.shape) for name, value in stored.items()}
     if source.config.tie_word_embeddings:
@@ -77,7 +76,7 @@ def check_complete(source: Source) -> dict[str, tuple[int, ...]]:
 
 
 def compare_configs(base: Source, expert: Source) -> list[str]:
-    """Raises a `MergeError` for the first field with an effect that differs. Returns warnings of ids and lengths that do."""
+    """Raises a `UserError` for the first field with an effect that differs. Returns warnings of ids and lengths that do."""
     from transformers import PreTrainedConfig
 
     common = PreTrainedConfig().to_dict().keys() - {"model_type", "tie_word_embeddings"}
@@ -88,18 +87,18 @@ def compare_configs(base: Source, expert: Source) -> list[str]:
             continue
         message = f"{expert.name}: {key} is {theirs.get(key)!r:.60}, but {ours.get(key)!r:.60} in {base.name}"
         if key not in REPORTED:
-            raise MergeError(f"{message}. Only models that agree in it can be merged.")
+            raise UserError(f"{message}. Only models that agree in it can be merged.")
         warnings.append(f"{message}, which is written.")
     return warnings
 
 
 def compare_tensors(recipe: Recipe, base: Source, expert: Source) -> None:
-    """Raises a `MergeError` for a tensor that the expert has in another shape than the base, or that only one of them has."""
+    """Raises a `UserError` for a tensor that the expert has in another shape than the base, or that only one of them has."""
     ours, theirs = ({name: shape for name, (_, shape) in source.specs.items()} for source in (base, expert))
     for name in VOCABULARY:
         if ours.get(name) != theirs.get(name) and None not in (ours.get(name), theirs.get(name)):
             if recipe.tokenizer is None:
-                raise MergeError(
+                raise UserError(
                     f"{expert.name}: its vocabulary has {theirs[name][0]} rows, but {ours[name][0]} in {base.name}. To keep that of "
                     f"{base.name}, write tokenizer: base."
                 )
@@ -108,21 +107,21 @@ def compare_tensors(recipe: Recipe, base: Source, expert: Source) -> None:
 
 
 def compare_shapes(source: Source, found: dict[str, tuple], expected: dict[str, tuple], says: str) -> None:
-    """Raises a `MergeError` for the first tensor that is missing, not expected, or of another shape."""
+    """Raises a `UserError` for the first tensor that is missing, not expected, or of another shape."""
     if (name := next((n for n in {**found, **expected} if found.get(n) != expected.get(n)), None)) is not None:
         shapes = ["no such tensor" if shape is None else list(shape) for shape in (found.get(name), expected.get(name))]
-        raise MergeError(f"{source.name}: {name} is {shapes[0]} in {source.folder}, but {says} {shapes[1]}.")
+        raise UserError(f"{source.name}: {name} is {shapes[0]} in {source.folder}, but {says} {shapes[1]}.")
 
 
 def compare_tokenizers(base: Source, expert: Source) -> None:
-    """Raises a `MergeError` if the expert's tokenizer gives a text other ids than the base's. A tokenizer that is missing is not compared."""
+    """Raises a `UserError` if the expert's tokenizer gives a text other ids than the base's. A tokenizer that is missing is not compared."""
     files = [source.folder / name for name in TOKENIZER_FILES for source in (base, expert)]
     contents = [file.read_bytes() if file.is_file() else b"" for file in files]
     if contents[::2] == contents[1::2] or not any(contents[::2]) or not any(contents[1::2]):
         return
     ours, theirs = (read_tokenizer(source.folder)[1] for source in (base, expert))
     if part := next((part for part in TOKENIZER_PARTS if ours.get(part) != theirs.get(part)), None):
-        raise MergeError(
+        raise UserError(
             f"{expert.name}: its tokenizer differs from that of {base.name} in {part}, so that texts have other ids. To write that of "
             f"{base.name} anyway, write tokenizer: base."
         )
@@ -137,7 +136,7 @@ def chat_template(folder: Path) -> str | None:
 
 
 def mixture_class(recipe: Recipe, base: Source) -> MixtureClass:
-    """The class of the mixture. Raises a `MergeError` if the format of the recipe cannot represent it."""
+    """The class of the mixture. Raises a `UserError` if the format of the recipe cannot represent it."""
     family = family_of(base.config.model_type)
     stock, wanted = family.mixture, str(recipe.format)
     biases = not stock.attention_biases and any(name.endswith("_proj.bias") for name in base.specs)
@@ -145,18 +144,18 @@ def mixture_class(recipe: Recipe, base: Source) -> MixtureClass:
         wanted = stock.model_type if recipe.is_stock and not biases else "lexicon"
     named = recipe.architecture
     if named and not any(n.startswith(named.lower()) and ours == wanted for n, ours in ARCHITECTURES.items()):
-        raise MergeError(f"architecture: {named} is not the format of this mixture, which is {wanted}. Remove it.")
+        raise UserError(f"architecture: {named} is not the format of this mixture, which is {wanted}. Remove it.")
     if wanted not in (stock.model_type, "lexicon"):
-        raise MergeError(f"format: {wanted} is not the mixture of a {family.model_type}. Use {stock.model_type}.")
+        raise UserError(f"format: {wanted} is not the mixture of a {family.model_type}. Use {stock.model_type}.")
     if wanted == "lexicon":
         if family.lexicon is None:
             able = ", ".join(name for name, other in FAMILIES.items() if other.lexicon is not None)
-            raise MergeError(f"{base.name}: lexicon cannot represent a {family.model_type}, only {able}.")
+            raise UserError(f"{base.name}: lexicon cannot represent a {family.model_type}, only {able}.")
         if window := getattr(base.config, "sliding_window", None):
-            raise MergeError(f"{base.name}: format: lexicon has full attention, but sliding_window is {window}.")
+            raise UserError(f"{base.name}: format: lexicon has full attention, but sliding_window is {window}.")
         return LEXICON
     if biases:
-        raise MergeError(f"format: {wanted} has no biases in attention, but {base.name} has. Use format: lexicon.")
+        raise UserError(f"format: {wanted} has no biases in attention, but {base.name} has. Use format: lexicon.")
     if recipe.centroids:
-        raise MergeError(f"format: {wanted} cannot store centroids. Use format: lexicon, or remove centroids.")
+        raise UserError(f"format: {wanted} cannot store centroids. Use format: lexicon, or remove centroids.")
     return stock

@@ -13,9 +13,8 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from run_tools.definition_rows import load_definition_rows
-from run_tools.errors import did_you_mean
+from run_tools.errors import UserError, did_you_mean
 
-from .errors import MergeError
 from .writer import new_folder
 
 METHODS = ("balanced", "kmeans", "tfidf", "random")
@@ -51,12 +50,12 @@ def cluster(
         the name of the `embedder`.
 
     Raises:
-        MergeError: for an output that is not free, more clusters than rows, an empty cluster, and embeddings that are not finite.
+        UserError: for an output that is not free, more clusters than rows, an empty cluster, and embeddings that are not finite.
     """
     if method not in METHODS:
-        raise MergeError(f"Invalid method={method!r}.{did_you_mean(method, METHODS)}")
+        raise UserError(f"Invalid method={method!r}.{did_you_mean(method, METHODS)}")
     if embedder is None and method in ("balanced", "kmeans"):
-        raise MergeError(f"method={method!r} needs an embedder, for example sentence-transformers/all-MiniLM-L6-v2.")
+        raise UserError(f"method={method!r} needs an embedder, for example sentence-transformers/all-MiniLM-L6-v2.")
     if find_spec("sklearn") is None:
         raise ImportError("Clustering needs scikit-learn. Install it with: pip install 'lexperts[cluster]'")
     from modeling_lexicon.data_lexicon import format_prompt  # imports torch, which takes seconds
@@ -66,13 +65,13 @@ def cluster(
         files = [file for path in given for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
         rows, dropped = load_definition_rows(files or given)
         if not 1 <= k <= len(rows):
-            raise MergeError(f"k={k} is not between 1 and the number of rows, {len(rows):,}.")
+            raise UserError(f"k={k} is not between 1 and the number of rows, {len(rows):,}.")
         texts = [format_prompt(row["term"], row["context"]) for row in rows]
         x = None if embedder is None else embed_texts(texts, embedder)
         labels = assign_clusters(texts, x, method, k, seed)
         sizes = np.bincount(labels, minlength=k)
         if not sizes.all():
-            raise MergeError(f"Cluster {sizes.argmin()} of k={k} is empty: the texts are too similar. Use a smaller k.")
+            raise UserError(f"Cluster {sizes.argmin()} of k={k} is empty: the texts are too similar. Use a smaller k.")
         result = {"method": method, "names": [str(c) for c in range(k)], "sizes": sizes.tolist(), "rows": len(rows)}
         result |= {"dropped": dropped, "terms": top_terms(texts, labels, k)}
         if x is not None:
@@ -92,7 +91,7 @@ def embed_texts(texts: Sequence[str], embedder: str | Callable, *, progress: boo
     Args:
         embedder: name or folder of a sentence-transformers model, "minilm", an object with `.encode`, or a callable from texts to vectors.
 
-    Raises a `MergeError` that names the text if a vector is zero or not finite.
+    Raises a `UserError` that names the text if a vector is zero or not finite.
     """
     from modeling_lexicon.generation_lexicon import load_embedder
 
@@ -100,11 +99,11 @@ def embed_texts(texts: Sequence[str], embedder: str | Callable, *, progress: boo
     starts = tqdm(starts, desc="embeddings", disable=None if progress else True)
     vectors = np.concatenate([np.asarray(encode(list(texts[i : i + BLOCK])), dtype=np.float32) for i in starts])
     if vectors.ndim != 2 or len(vectors) != len(texts):
-        raise MergeError(f"The embedder returned shape {vectors.shape} for {len(texts)} texts, not a vector for each.")
+        raise UserError(f"The embedder returned shape {vectors.shape} for {len(texts)} texts, not a vector for each.")
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     bad = np.flatnonzero(~(np.isfinite(norms) & (norms > 0)))
     if len(bad):
-        raise MergeError(f"{len(bad)} embeddings are zero or not finite; the first is of {texts[bad[0]]!r:.100}.")
+        raise UserError(f"{len(bad)} embeddings are zero or not finite; the first is of {texts[bad[0]]!r:.100}.")
     return vectors / norms
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from run_tools.errors import UserError
 from run_tools.versions import __version__
 
 from .check import VOCABULARY, check_sources, mixture_class
-from .errors import MergeError
 from .families import MLP, MixtureClass
 from .gates import make_gates
 from .low_rank import Factors
@@ -49,7 +49,7 @@ def compose(
         `out`, `format`, `experts`, `tensors`, `bytes`, `parameters`, `active_parameters` (those that are active per token) and `warnings`.
 
     Raises:
-        MergeError: for the first thing that is wrong with the recipe or a source. Nothing is written then.
+        UserError: for the first thing that is wrong with the recipe or a source. Nothing is written then.
     """
     recipe = read_recipe(recipe, **changes)
     base, experts = open_sources(recipe)
@@ -184,7 +184,7 @@ def summarize(recipe: Recipe, kind: MixtureClass, items: list[Item]) -> dict[str
 def centroid_items(recipe: Recipe) -> list[Item]:
     """The only tensor of `recipe.centroids`, (E, size), in float32; none if the recipe has no centroids.
 
-    Raises a `MergeError` if the file holds anything else.
+    Raises a `UserError` if the file holds anything else.
     """
     if recipe.centroids is None:
         return []
@@ -192,5 +192,5 @@ def centroid_items(recipe: Recipe) -> list[Item]:
         found = [file.get_tensor(name) for name in file.offset_keys()]
     shapes, count = [tuple(tensor.shape) for tensor in found], len(recipe.experts)
     if len(shapes) != 1 or len(shapes[0]) != 2 or shapes[0][0] != count:
-        raise MergeError(f"{recipe.centroids} has tensors of shapes {shapes}, expected one of ({count}, size).")
+        raise UserError(f"{recipe.centroids} has tensors of shapes {shapes}, expected one of ({count}, size).")
     return [Item(CENTROIDS, "F32", shapes[0], "centroids", tensor.clone) for tensor in found]

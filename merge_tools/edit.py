@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from run_tools.errors import expand_user
+from run_tools.errors import UserError, expand_user
 
 from .check import check_sources, mixture_class
 from .compose import CENTROIDS, mixture_items, summarize
-from .errors import MergeError
 from .families import FAMILIES, MIXTURES
 from .gates import FOLDER, Gates, collect_statistics, find_equal_rows, fit_gates, new_rows
 from .low_rank import Factors
@@ -53,11 +52,11 @@ def add(
         What was written, and `warnings`.
 
     Raises:
-        MergeError: if the expert is not compatible, or `out` is not free.
+        UserError: if the expert is not compatible, or `out` is not free.
     """
     old = Mixture(mixture, sources)
     if old.recipe.centroids:
-        raise MergeError("A mixture with centroids cannot get another expert. Compose it again with new centroids.")
+        raise UserError("A mixture with centroids cannot get another expert. Compose it again with new centroids.")
     options, expert = old.recipe.to_dict(), expert if isinstance(expert, dict) else {"source_model": str(expert)}
     recipe = read_recipe({**options, "experts": [*options["experts"], expert]})
     new, row = recipe.experts[-1], 1 + max(record["row"] for record in old.record["experts"])
@@ -89,15 +88,15 @@ def remove(mixture: str | Path, expert: str, out: str | Path) -> dict[str, Any]:
     """Removes an expert, given by its name, from a mixture. Everything else stays the same; gates of `ridge` are fitted to those that stay.
 
     Raises:
-        MergeError: if the expert does not exist, too few experts would be left, or `out` is not free.
+        UserError: if the expert does not exist, too few experts would be left, or `out` is not free.
     """
     old = Mixture(mixture)
     removed = old.index_of(expert)
     kept = [index for index in range(len(old.names)) if index != removed]
     if len(kept) < 2:
-        raise MergeError(f"Removing {expert!r} would leave one expert. Use extract to get it as a dense model.")
+        raise UserError(f"Removing {expert!r} would leave one expert. Use extract to get it as a dense model.")
     if old.recipe.centroids:
-        raise MergeError("No expert of a mixture with centroids can be removed. Compose it again from the others.")
+        raise UserError("No expert of a mixture with centroids can be removed. Compose it again from the others.")
     options = old.recipe.to_dict()
     recipe = read_recipe({**options, "experts": [options["experts"][index] for index in kept]})
 
@@ -162,7 +161,7 @@ def extract(mixture: str | Path, expert: str, out: str | Path) -> dict[str, Any]
     """Extracts an expert, given by its name, as a dense model: its own MLPs with the mixture's shared weights. Returns what was written.
 
     Raises:
-        MergeError: if the expert does not exist, or `out` is not free.
+        UserError: if the expert does not exist, or `out` is not free.
     """
     old = Mixture(mixture)
     view = old.views[old.index_of(expert)]
@@ -183,7 +182,7 @@ def export(mixture: str | Path, out: str | Path, format: str) -> dict[str, Any]:
         mixture, out: as in `add`; for "gguf" `out` is a file.
 
     Raises:
-        MergeError: if the format cannot represent the mixture.
+        UserError: if the format cannot represent the mixture.
     """
     if format == "gguf":
         from .gguf_export import export_gguf

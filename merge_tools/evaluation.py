@@ -11,10 +11,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+from run_tools.errors import UserError
 from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.model_options import gpu_or_cpu
 
-from .errors import MergeError
 from .mixture import Mixture
 from .texts import read_domain
 
@@ -106,11 +106,11 @@ def evaluate(
         `kept`, the mean over domains.
 
     Raises:
-        MergeError: if a model or a file cannot be read, or a loss is not finite.
+        UserError: if a model or a file cannot be read, or a loss is not finite.
     """
     opened = Mixture(mixture, sources)
     if not opened.gates():
-        raise MergeError(f"{opened.folder} has no gate. Compose it with another gate_mode than none.")
+        raise UserError(f"{opened.folder} has no gate. Compose it with another gate_mode than none.")
     texts = {name: spread(read_domain(path), max_texts) for name, path in domains.items()}
     models = [opened.source, *(opened.open_source(name) for name in ("base", *opened.names))]
     length = min(max_length, opened.source.config.max_position_embeddings)
@@ -118,7 +118,7 @@ def evaluate(
     last = max(max(window) for own in windows.values() for text in own for window in text)
     for model in models:
         if last >= (rows := model.specs["model.embed_tokens.weight"][1][0]):
-            raise MergeError(f"The texts have the token {last}, but the embeddings of {model.name} have {rows} rows.")
+            raise UserError(f"The texts have the token {last}, but the embeddings of {model.name} have {rows} rows.")
     folders = dict.fromkeys(model.folder for model in models)  # one that is listed twice is read once
     folders = tqdm(folders, desc="losses", unit="model", disable=None)
     nats = {folder: losses_of(folder, windows, device or gpu_or_cpu()) for folder in folders}
@@ -148,17 +148,17 @@ def cut_domains(tokenizer, texts: Mapping[str, list[str]], max_length: int) -> d
     """Name of a domain -> its texts, each as windows of at most `max_length` tokens.
 
     Windows of one token are left out, because nothing is predicted from them, and so are texts without longer ones. Raises a
-    `MergeError` for no domain, and for one without texts that are left.
+    `UserError` for no domain, and for one without texts that are left.
     """
     if not texts:
-        raise MergeError("No domain was given. Give one or more: --domain NAME=FILE.")
+        raise UserError("No domain was given. Give one or more: --domain NAME=FILE.")
     found = {}
     for name, own in texts.items():
         ids = [tokenizer(text.strip(), verbose=False)["input_ids"] for text in own]
         windows = [[text[i : i + max_length] for i in range(0, len(text), max_length)] for text in ids]
         found[name] = [kept for text in windows if (kept := [window for window in text if len(window) > 1])]
         if not found[name]:
-            raise MergeError(f"The texts of the domain {name!r} are too short to predict anything. Give longer ones.")
+            raise UserError(f"The texts of the domain {name!r} are too short to predict anything. Give longer ones.")
     return found
 
 
@@ -185,7 +185,7 @@ def nats_of_texts(model, texts: list[Windows]) -> np.ndarray:
         for (_, i), row, own in zip(chosen, logits, labels, strict=True):
             nats[i] += cross_entropy(row.float(), own, reduction="sum").item()
     if not np.isfinite(nats).all():
-        raise MergeError(f"A loss of {model.name_or_path} is not finite. Use an earlier checkpoint.")
+        raise UserError(f"A loss of {model.name_or_path} is not finite. Use an earlier checkpoint.")
     return nats
 
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import MergeError
+from run_tools.errors import UserError
 
 LINEARS = ("gate_proj", "up_proj", "down_proj")
 MLP = re.compile(rf"model\.layers\.(\d+)\.mlp\.({'|'.join(LINEARS)})\.weight")  # what is routed, in a dense model
@@ -114,9 +114,9 @@ FAMILIES = {
 
 
 def family_of(model_type: str) -> Family:
-    """The family of a dense model. Raises a `MergeError` with the supported families for any other."""
+    """The family of a dense model. Raises a `UserError` with the supported families for any other."""
     if model_type not in FAMILIES:
-        raise MergeError(
+        raise UserError(
             f"model_type is {model_type!r:.60}; models of these types can be merged: {', '.join(FAMILIES)}."
         )
     return FAMILIES[model_type]

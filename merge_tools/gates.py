@@ -24,10 +24,10 @@ import torch
 from safetensors.torch import save_file
 from tqdm import tqdm
 
+from run_tools.errors import UserError
 from run_tools.model_loading import open_model, open_tokenizer
 from run_tools.model_options import gpu_or_cpu
 
-from .errors import MergeError
 from .families import MLP
 from .recipe import TEXTS_OF, ExpertRecipe, Recipe
 from .ridge import Moments, MomentSum, confusion, fit_gate
@@ -110,7 +110,7 @@ def text_vectors(base: Source, layers: list[int], mode: str):
     """What gives the vectors of a text, (L, d), float64: with `hidden` the states of its last token at the input of each layer, with
     `cheap_embed` the sum of its embeddings, the same for each layer.
 
-    A prompt is encoded as by mergekit-moe: the first special token, then the text without special tokens. A `MergeError` is raised for one
+    A prompt is encoded as by mergekit-moe: the first special token, then the text without special tokens. A `UserError` is raised for one
     without tokens, and for one that is too long.
     """
     from transformers import AutoModel
@@ -124,7 +124,7 @@ def text_vectors(base: Source, layers: list[int], mode: str):
     def vectors(text: str) -> torch.Tensor:
         ids = tokenizer((tokenizer.bos_token or "") + text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         if not 0 < ids.shape[1] <= longest:
-            raise MergeError(f"The prompt {text[:60]!r} has {ids.shape[1]} tokens, which must be 1 to {longest}.")
+            raise UserError(f"The prompt {text[:60]!r} has {ids.shape[1]} tokens, which must be 1 to {longest}.")
         if mode == "cheap_embed":
             return table[ids[0]].double().sum(0).expand(len(layers), -1)
         states = model(ids.to(model.device), output_hidden_states=True, use_cache=False).hidden_states
@@ -148,7 +148,7 @@ def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, lay
     """Runs an expert on its own samples, in the dtype of the mixture, and saves the moments of each router's inputs in `folder`.
 
     Raises:
-        MergeError: for samples that cannot be used, and states that are not finite. The message names the expert.
+        UserError: for samples that cannot be used, and states that are not finite. The message names the expert.
     """
     from transformers import AutoModel
 
@@ -174,8 +174,8 @@ def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, lay
                 sums[layer].add(seen[layer][stop:], held_out=True)
     try:
         found = {layer: sums.pop(layer).moments() for layer in layers}
-    except MergeError as error:
-        raise MergeError(f"{expert.name}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{expert.name}: {error}") from error
     save(folder / FOLDER / f"{expert.name}.safetensors", found, model.dtype, texts)
 
 
@@ -195,7 +195,7 @@ def encode_beginnings(
     texts: Sequence[str], encode: Callable[[str], list[int]], enough: int, longest: int
 ) -> list[list[int]]:
     """The first tokens of each text until there are enough: at most BEGINNING of one, and more of each only if there are not enough texts,
-    so that a few long texts do not outweigh the others. Raises a `MergeError` for a text without tokens.
+    so that a few long texts do not outweigh the others. Raises a `UserError` for a text without tokens.
 
     A model reads a text from its beginning, and what the first tokens do there reaches all that follow. Pieces from the middle would have
     other states, and put other tokens at the beginning.
@@ -207,7 +207,7 @@ def encode_beginnings(
             break
         encoded.append(encode(text))
         if not encoded[-1]:
-            raise MergeError(f"The sample {text[:60]!r} has no tokens.")
+            raise UserError(f"The sample {text[:60]!r} has no tokens.")
         left -= min(len(encoded[-1]), size)
     if left > 0:
         size = bisect_left(range(longest), enough, size, key=lambda size: sum(min(len(ids), size) for ids in encoded))
@@ -235,7 +235,7 @@ def fit_gates(recipe: Recipe, layers: list[int], folder: Path) -> Gates:
     first, the mean over layers.
 
     Raises:
-        MergeError: for statistics that are missing, experts with equal samples, and inputs that are zero.
+        UserError: for statistics that are missing, experts with equal samples, and inputs that are zero.
     """
     paths = [folder / FOLDER / f"{name}.safetensors" for name in recipe.names]
     known, tokens, warnings = dict[str, str](), list[int](), list[str]()
@@ -243,7 +243,7 @@ def fit_gates(recipe: Recipe, layers: list[int], folder: Path) -> Gates:
         with open_file(path) as file:
             metadata = file.metadata()
         if (other := known.setdefault(metadata["samples"], name)) != name:
-            raise MergeError(f"{name} has the same samples as {other}. Give it samples of its own data.")
+            raise UserError(f"{name} has the same samples as {other}. Give it samples of its own data.")
         tokens.append(int(metadata["tokens"]))
     values, tables = {}, []
     for layer in layers:

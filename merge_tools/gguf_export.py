@@ -17,10 +17,9 @@ try:
 except ImportError as error:
     raise ImportError("Writing GGUF files needs gguf. Install it with: pip install 'lexperts[gguf]'") from error
 
-from run_tools.errors import expand_user
+from run_tools.errors import UserError, expand_user
 
 from .check import check_complete
-from .errors import MergeError
 from .families import MIXTURES, MixtureClass
 from .gguf_tokenizer import add_tokenizer
 from .sources import Source, read_json
@@ -35,14 +34,14 @@ FILE_TYPES = {"BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16", "F32": "ALL_F32"}
 def export_gguf(mixture: str | Path, out: str | Path) -> dict[str, Any]:
     """Writes a folder with a mixture of a stock class as a GGUF file. Weights keep their dtype; norms, biases and gates are float32.
 
-    Returns `out`, `tensors`, `bytes`, `architecture` (of llama.cpp) and `warnings`. Raises a `MergeError` if llama.cpp cannot represent
+    Returns `out`, `tensors`, `bytes`, `architecture` (of llama.cpp) and `warnings`. Raises a `UserError` if llama.cpp cannot represent
     the mixture, or `out` exists.
     """
     folder, out = expand_user(mixture), expand_user(out).resolve()
     kind = MIXTURES.get(str(model_type := read_json(folder / "config.json").get("model_type")))
     if not kind or not kind.gguf:
         able = ", ".join(name for name, known in MIXTURES.items() if known.gguf)
-        raise MergeError(f"{folder}: model_type is {model_type!r:.60}; for GGUF, export it as one of {able} first.")
+        raise UserError(f"{folder}: model_type is {model_type!r:.60}; for GGUF, export it as one of {able} first.")
     source = Source("mixture", str(mixture), folder)
     check_config(source, kind)
     size = getattr(source.config, "head_dim", None) or source.config.hidden_size // source.config.num_attention_heads
@@ -63,7 +62,7 @@ def export_gguf(mixture: str | Path, out: str | Path) -> dict[str, Any]:
                     writer.write_tensor_data(raw_bits(item.value()))
                     bar.update(item.nbytes)
         if os.path.lexists(out):
-            raise MergeError(f"{out} was created by another program. Choose another file.")
+            raise UserError(f"{out} was created by another program. Choose another file.")
         os.rename(path, out)
     window, warnings = getattr(source.config, "sliding_window", None), []
     if window and window < source.config.max_position_embeddings:
@@ -73,7 +72,7 @@ def export_gguf(mixture: str | Path, out: str | Path) -> dict[str, Any]:
 
 
 def check_config(source: Source, kind: MixtureClass) -> None:
-    """Raises a `MergeError` for the first setting that llama.cpp's architecture does not have."""
+    """Raises a `UserError` for the first setting that llama.cpp's architecture does not have."""
     config, rope, is_qwen = source.config, source.config.rope_parameters, kind.model_type != "mixtral"
     extra = [k for k, v in rope.items() if k not in YARN and v is not None and (k, v) != ("truncate", True)]
     problems = {
@@ -86,13 +85,13 @@ def check_config(source: Source, kind: MixtureClass) -> None:
         "fused experts, as mergekit writes (compose it again)": any(".gate_up_proj" in n for n in source.specs),
     }
     if problem := next((text for text, found in problems.items() if found), None):
-        raise MergeError(f"{source.folder}: llama.cpp cannot represent a {kind.model_type} with {problem}.")
+        raise UserError(f"{source.folder}: llama.cpp cannot represent a {kind.model_type} with {problem}.")
 
 
 def gguf_items(source: Source, kind: MixtureClass, size: int) -> list[Item]:
     """The tensors of the file: one of all experts for each linear layer, and no shared expert, which must be zero.
 
-    Raises a `MergeError` if one is missing, has another shape or dtype, or has no counterpart in llama.cpp.
+    Raises a `UserError` if one is missing, has another shape or dtype, or has no counterpart in llama.cpp.
     """
     from transformers.core_model_loading import dot_natural_key
 
@@ -102,11 +101,11 @@ def gguf_items(source: Source, kind: MixtureClass, size: int) -> list[Item]:
         if ".shared_expert" not in name:
             parts.setdefault(names.get_name(EXPERT.sub("experts.", name), (".weight", ".bias")), []).append(name)
         elif name.endswith("down_proj.weight") and source[name].any():
-            raise MergeError(f"{source.folder}: {name} is not zero, but llama.cpp's llama has no shared expert.")
+            raise UserError(f"{source.folder}: {name} is not zero, but llama.cpp's llama has no shared expert.")
     for name, stored in parts.items():
         shape, dtypes = shapes[stored[0]], {source.specs[part][0] for part in stored}
         if len(dtypes) > 1 or dtypes - FILE_TYPES.keys():
-            raise MergeError(f"{source.folder}: {stored[0]} has not one of {', '.join(FILE_TYPES)} in all experts.")
+            raise UserError(f"{source.folder}: {stored[0]} has not one of {', '.join(FILE_TYPES)} in all experts.")
         dtype = "F32" if len(shape) == 1 or ".ffn_gate_inp." in name else dtypes.pop()
         shape = (len(stored), *shape) if EXPERT.search(stored[0]) else shape
         items.append(Item(name, dtype, shape, source.name, partial(load, source, kind, stored)))

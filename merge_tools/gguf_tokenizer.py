@@ -11,7 +11,8 @@ from typing import Any
 
 import gguf
 
-from .errors import MergeError
+from run_tools.errors import UserError
+
 from .sources import read_tokenizer
 
 SPACE = "▁"  # a space in SentencePiece's tokens
@@ -35,7 +36,7 @@ PATTERNS = {
 def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     """Adds the tokenizer of a folder to a file whose embeddings have these rows; those without a token are unused tokens.
 
-    Raises a `MergeError` if the folder has no tokenizer, or llama.cpp cannot represent it.
+    Raises a `UserError` if the folder has no tokenizer, or llama.cpp cannot represent it.
     """
     tokenizer, content = read_tokenizer(folder)
     model = content["model"]
@@ -67,9 +68,9 @@ def add_tokenizer(writer: gguf.GGUFWriter, folder: Path, rows: int) -> None:
     special.add_to_gguf(writer, quiet=True)
 
 
-def unsupported(problem: str) -> MergeError:
+def unsupported(problem: str) -> UserError:
     """The error for a tokenizer that llama.cpp does not have."""
-    return MergeError(f"llama.cpp cannot represent the mixture's tokenizer: it {problem}.")
+    return UserError(f"llama.cpp cannot represent the mixture's tokenizer: it {problem}.")
 
 
 def flatten(step: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -80,7 +81,7 @@ def flatten(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def byte_level_name(normalizers: list[dict[str, Any]], steps: list[dict[str, Any]], ignore_merges: bool) -> str:
-    """The name in llama.cpp of the pre-tokenizer of a byte-level BPE. Raises a `MergeError` if it has none."""
+    """The name in llama.cpp of the pre-tokenizer of a byte-level BPE. Raises a `UserError` if it has none."""
     if unknown := [step["type"] for step in normalizers if step["type"] != "NFC"]:
         raise unsupported(f"normalises texts by {unknown[0]}")
     *before, last = steps
@@ -99,7 +100,7 @@ def byte_level_name(normalizers: list[dict[str, Any]], steps: list[dict[str, Any
 
 
 def adds_space(model: dict[str, Any], normalizers: list[dict[str, Any]], steps: list[dict[str, Any]]) -> bool:
-    """Whether a SentencePiece BPE puts a space in front of a text. Raises a `MergeError` for any other model."""
+    """Whether a SentencePiece BPE puts a space in front of a text. Raises a `UserError` for any other model."""
     if not model.get("byte_fallback"):
         raise unsupported("is a BPE neither of bytes nor with byte fallback")
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -112,10 +113,10 @@ def adds_space(model: dict[str, Any], normalizers: list[dict[str, Any]], steps: 
 
 
 def list_tokens(model: dict[str, Any], added: dict[int, dict], rows: int) -> tuple[list[str], list[int]]:
-    """The tokens by id, and their kinds. Raises a `MergeError` for more ids than rows."""
+    """The tokens by id, and their kinds. Raises a `UserError` for more ids than rows."""
     texts = {i: text for text, i in model["vocab"].items()} | {i: token["content"] for i, token in added.items()}
     if max(texts) >= rows:
-        raise MergeError(f"The tokenizer has ids up to {max(texts)}, but the embeddings have {rows} rows.")
+        raise UserError(f"The tokenizer has ids up to {max(texts)}, but the embeddings have {rows} rows.")
     kinds, fallback = gguf.TokenType, model.get("byte_fallback")
     tokens, types = [texts.get(i, f"[PAD{i}]") for i in range(rows)], [kinds.UNUSED] * rows
     for i, text in texts.items():

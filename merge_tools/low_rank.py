@@ -10,7 +10,8 @@ singular values S_r and their vectors:
 import numpy as np
 import torch
 
-from .errors import MergeError
+from run_tools.errors import UserError
+
 from .sources import Source
 
 
@@ -52,7 +53,7 @@ class Factors:
             base = self.base[name].to(getattr(torch, self.dtype)) if self.dtype else self.base[name]
             difference = expert[name].double().numpy() - base.double().numpy()
             if not np.isfinite(difference).all():
-                raise MergeError(f"{expert.name}: {name} holds NaN or infinity. Use an earlier checkpoint.")
+                raise UserError(f"{expert.name}: {name} holds NaN or infinity. Use an earlier checkpoint.")
             self._halves["A"], self._halves["B"], energy = decompose(difference, self.rank)
             self.energies.setdefault(expert.name, []).append(energy)
             self._known = expert, name

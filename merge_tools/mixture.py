@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from run_tools.errors import did_you_mean, expand_user
+from run_tools.errors import UserError, did_you_mean, expand_user
 
-from .errors import MergeError
 from .families import FAMILIES, FORMATS, LINEARS
 from .low_rank import Factors
 from .output import dense_config, new_config
@@ -32,7 +31,7 @@ class Mixture:
     def __init__(self, folder: str | Path, moved: Mapping[str, str | Path] | None = None):
         """Opens a mixture. `moved` maps names of experts, or "base", to their folders today.
 
-        Raises a `MergeError` if the folder is not a mixture, or is damaged.
+        Raises a `UserError` if the folder is not a mixture, or is damaged.
         """
         import modeling_lexicon  # noqa: F401  (registers its configuration)
 
@@ -41,25 +40,25 @@ class Mixture:
         try:
             self.recipe: Recipe = read_recipe(self.record["recipe"])
             if self.recipe.names != [expert["name"] for expert in self.record["experts"]]:
-                raise MergeError("its recipe has other experts.")
-        except (MergeError, KeyError) as error:
-            raise MergeError(f"{self.folder / RECORD} is damaged: {error}") from error
+                raise UserError("its recipe has other experts.")
+        except (UserError, KeyError) as error:
+            raise UserError(f"{self.folder / RECORD} is damaged: {error}") from error
         self.source = Source("mixture", str(folder), self.folder)
         self.kind, self.names = FORMATS[self.record["format"]], self.recipe.names
         self.shared_from: list[str] = self.record.get("shared_from", self.names)
         if unknown := [name for name in self.moved if name not in (*self.names, "base")]:
-            raise MergeError(
+            raise UserError(
                 f"No source {unknown[0]!r} could be moved.{did_you_mean(unknown[0], [*self.names, 'base'])}"
             )
         self.shared = View(self, "base", None)
         self.views = [View(self, name, index) for index, name in enumerate(self.names)]
         if missing := [v.name for v in self.views if v.specs != self.shared.specs]:
-            raise MergeError(f"{self.folder} lacks tensors of {missing[0]}. Copy or compose the mixture again.")
+            raise UserError(f"{self.folder} lacks tensors of {missing[0]}. Copy or compose the mixture again.")
 
     def index_of(self, name: str) -> int:
-        """The index of an expert. Raises a `MergeError` if there is none of this name."""
+        """The index of an expert. Raises a `UserError` if there is none of this name."""
         if name not in self.names:
-            raise MergeError(f"{self.folder} has no expert {name!r}. Its experts: {', '.join(self.names)}.")
+            raise UserError(f"{self.folder} has no expert {name!r}. Its experts: {', '.join(self.names)}.")
         return self.names.index(name)
 
     def gates(self) -> dict[int, torch.Tensor]:
@@ -78,11 +77,11 @@ class Mixture:
         return str(found) if found and self.recipe.base_model else None
 
     def open_source(self, name: str) -> Source:
-        """Opens an expert, or the base, that the mixture was made from. Raises a `MergeError` that says what to do if it was moved."""
+        """Opens an expert, or the base, that the mixture was made from. Raises a `UserError` that says what to do if it was moved."""
         record = self.record["base"] if name == "base" else self.record["experts"][self.index_of(name)]
         folder = expand_user(self.moved[name]) if name in self.moved else self._place(record)
         if folder is not None and not folder.is_dir():
-            raise MergeError(f"{name}: {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER.")
+            raise UserError(f"{name}: {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER.")
         if folder is not None and (over := self._place(record, "over")) is not None and over.is_dir():
             return open_adapter(name, record["source"], folder, over)
         return open_source(name, record["source"], self.base_model, folder)
@@ -128,7 +127,7 @@ class View(Source):
 def inspect(folder: str | Path) -> dict[str, Any]:
     """The contents of a mixture: experts and their sources, sizes, and where held-out tokens are routed.
 
-    Raises a `MergeError` if the folder is not a mixture, or is damaged.
+    Raises a `UserError` if the folder is not a mixture, or is damaged.
     """
     mixture = Mixture(folder)
     recipe, record = mixture.recipe, mixture.record

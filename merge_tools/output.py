@@ -4,7 +4,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from .errors import MergeError
+from run_tools.errors import UserError
+
 from .families import FAMILIES, LEXICON, Family, MixtureClass
 from .recipe import Recipe
 from .sources import CARRIED, DTYPES, Source
@@ -85,7 +86,7 @@ def new_config(model_type: str, **fields):
 def write_tokenizer(source: Path, folder: Path) -> dict[str, str]:
     """Copies the files of a tokenizer and the generation settings. Returns name -> SHA-256.
 
-    Raises a `MergeError` for a link out of the folder, by which a downloaded model would publish a file of the user.
+    Raises a `UserError` for a link out of the folder, by which a downloaded model would publish a file of the user.
     """
     hashes, real = {}, source.resolve()
     allowed = (real, real.parents[1] / "blobs") if real.parent.name == "snapshots" else (real,)
@@ -93,7 +94,7 @@ def write_tokenizer(source: Path, folder: Path) -> dict[str, str]:
         if not path.is_file():
             continue
         if not any(path.resolve().is_relative_to(place) for place in allowed):
-            raise MergeError(
+            raise UserError(
                 f"{path} is a link to {path.resolve()}, outside of its folder. Copy the file into the folder."
             )
         content = path.read_bytes()

@@ -12,10 +12,9 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from run_tools.errors import did_you_mean, expand_user, one_line, short_repr
+from run_tools.errors import UserError, did_you_mean, expand_user, one_line, short_repr
 from run_tools.yaml_files import read_yaml
 
-from .errors import MergeError
 from .families import MIXTURES
 
 GateMode = Literal["random", "hidden", "cheap_embed", "ridge", "none"]
@@ -135,7 +134,7 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         changes: keys to replace.
 
     Raises:
-        MergeError: for the first key or value that is wrong.
+        UserError: for the first key or value that is wrong.
     """
     folder = None
     if isinstance(source, Recipe):
@@ -145,13 +144,13 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         source = read_yaml(expand_user(source), kind="recipe", example="experts: [{source_model: PATH}, ...]")
     dense = source.keys() & {"merge_method", "models", "slices"}
     if dense and "experts" not in source:
-        raise MergeError(
+        raise UserError(
             f"The recipe has {min(dense)}: it is one of mergekit-yaml, for a dense model. Run it with mergekit."
         )
     options = {**source, **changes}
     given = options.get("experts")
     if not isinstance(given, list | tuple) or len(given) < 2:
-        raise MergeError(f"experts must be a list of two or more, got {short_repr(given)}.")
+        raise UserError(f"experts must be a list of two or more, got {short_repr(given)}.")
     experts = [e if isinstance(e, dict) else {"source_model": e} for e in given]
     options["experts"] = [read_keys(ExpertRecipe, f"expert {number}", e, folder) for number, e in enumerate(experts, 1)]
     recipe = read_keys(Recipe, "the recipe", options, folder)
@@ -164,7 +163,7 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
 def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | None) -> Any:
     """A recipe or an expert with these keys; paths are relative to `folder` if they exist there, else to the working directory.
 
-    Raises a `MergeError` for a key or a value that is not known, or of another type.
+    Raises a `UserError` for a key or a value that is not known, or of another type.
     """
     known = [f.name for f in fields(kind)]
     values: dict[str, Any] = {}
@@ -173,13 +172,13 @@ def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | No
             continue
         if name not in known:
             way = f" {OTHER_KEYS[name]}" if name in OTHER_KEYS else did_you_mean(str(name), known)
-            raise MergeError(f"Unknown key {short_repr(name)} in {where}.{way}")
+            raise UserError(f"Unknown key {short_repr(name)} in {where}.{way}")
         if isinstance(value, str | Path):
             value = str(SAME.get((name, str(value)), value))
             if advice := OTHER_VALUES.get((name, value)):
-                raise MergeError(f"{name}: {value} is not supported. {advice}")
+                raise UserError(f"{name}: {value} is not supported. {advice}")
             if not value.strip():
-                raise MergeError(f"{name} in {where} is empty.")
+                raise UserError(f"{name} in {where} is empty.")
             if name in PATHS:
                 paths = [expand_user(part) for part in value.split("+")]  # MODEL+ADAPTER
                 value = "+".join(str(folder / p if folder and (folder / p).exists() else p) for p in paths)
@@ -189,13 +188,13 @@ def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | No
     try:
         return kind(**values)
     except (TypeError, StrictDataclassError) as error:  # a TypeError for the only field without a default
-        raise MergeError(f"{where}: {one_line(error)}") from error
+        raise UserError(f"{where}: {one_line(error)}") from error
 
 
 def name_experts(experts: list[ExpertRecipe]) -> None:
     """Names experts without a name after their folder; those of one folder, as for upcycling, are numbered.
 
-    Raises a `MergeError` for two experts of one name, and for a name that is not safe in files and tables.
+    Raises a `UserError` for two experts of one name, and for a name that is not safe in files and tables.
     """
     unnamed = [expert.source_model for expert in experts if not expert.name]
     numbers = defaultdict[str, Any](lambda: count(1))
@@ -206,10 +205,10 @@ def name_experts(experts: list[ExpertRecipe]) -> None:
             if unnamed.count(origin) > 1:
                 expert.name += f"-{next(numbers[origin])}"
         if not expert.name.isprintable() or set(expert.name) & {"/", "\\"} or expert.name in ("", ".", ".."):
-            raise MergeError(f"{expert.name!r} is not usable as a name. Set the key name of {origin}.")
+            raise UserError(f"{expert.name!r} is not usable as a name. Set the key name of {origin}.")
     names = [expert.name for expert in experts]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise MergeError(f"Two experts have the name {twice!r}. Give one of them another with the key name.")
+        raise UserError(f"Two experts have the name {twice!r}. Give one of them another with the key name.")
 
 
 def set_defaults(recipe: Recipe) -> None:
@@ -222,7 +221,7 @@ def set_defaults(recipe: Recipe) -> None:
 
 
 def check_values(recipe: Recipe) -> None:
-    """Raises a `MergeError` for the first value that does not fit the others."""
+    """Raises a `UserError` for the first value that does not fit the others."""
     weights, k, rank = [expert.weight for expert in recipe.experts], recipe.experts_per_token, recipe.rank
     base, mode, policy, tokens = recipe.base_model, recipe.gate_mode, recipe.routing_policy, recipe.gate_tokens
     needed, others = TEXTS_OF.get(mode or ""), [e.name for e in recipe.experts if e.source_model != base]
@@ -245,4 +244,4 @@ def check_values(recipe: Recipe) -> None:
         ),
     }
     if problem := next((message for message, found in problems.items() if found), None):
-        raise MergeError(problem)
+        raise UserError(problem)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from run_tools.cards import join_card, make_table
-from run_tools.errors import escape, expand_user, format_size
+from run_tools.errors import UserError, escape, expand_user, format_size
 from run_tools.pretrained import hub_id, published_name
 
-from .errors import MergeError
 from .families import FAMILIES, FORMATS
 from .sources import Source, read_json
 from .writer import write_json
@@ -92,16 +91,16 @@ def write_record(folder: Path, record: dict[str, Any], sizes: dict[str, Any]) ->
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a mixture. Raises a `MergeError` if the folder has none, or one without the keys that all have."""
+    """The record of a mixture. Raises a `UserError` if the folder has none, or one without the keys that all have."""
     if not (folder / RECORD).is_file():
-        raise MergeError(f"{folder} has no {RECORD}. Give a folder that `lexperts merge` has written.")
+        raise UserError(f"{folder} has no {RECORD}. Give a folder that `lexperts merge` has written.")
     record = read_json(folder / RECORD)
     experts, base = record.get("experts"), record.get("base")
     complete = isinstance(experts, list) and all(isinstance(e, dict) and e.keys() >= SOURCE_KEYS for e in experts)
     complete &= isinstance(base, dict) and {*base, "row"} >= SOURCE_KEYS
     complete &= all(isinstance(record.get(key), dict) for key in ("recipe", "gates", "written"))
     if not complete or record.get("family") not in FAMILIES or record.get("format") not in FORMATS:
-        raise MergeError(f"{folder / RECORD} is damaged, or of another version. Copy or compose the mixture again.")
+        raise UserError(f"{folder / RECORD} is damaged, or of another version. Copy or compose the mixture again.")
     return record
 
 

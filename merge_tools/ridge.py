@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import MergeError
+from run_tools.errors import UserError
 
 RIDGES = tuple(10.0**power for power in range(-5, 1))  # of lambda, relative to the mean diagonal of X'X
 MAX_SCALE = 1e4
@@ -82,15 +82,15 @@ class MomentSum:
         """What was accumulated.
 
         Raises:
-            MergeError: if there are no inputs of one kind, or they are not finite numbers.
+            UserError: if there are no inputs of one kind, or they are not finite numbers.
         """
         import torch
 
         self._sum_block()
         if not self.count or not sum(map(len, self._held_out)):
-            raise MergeError("its samples have too few tokens to hold some out. Add samples.")
+            raise UserError("its samples have too few tokens to hold some out. Add samples.")
         if not (np.isfinite(self.gram).all() and np.isfinite(self.total).all()):
-            raise MergeError(
+            raise UserError(
                 "its hidden states on its samples are not finite numbers. Use an earlier checkpoint, or bfloat16 instead of float16."
             )
         second = np.concatenate([row[i:] for i, row in enumerate(self.gram / self.count)])
@@ -146,14 +146,12 @@ def fit_gate(experts: Sequence[Moments], ridges: Sequence[float] = RIDGES) -> tu
     """The gate (E, d) of one router, and the `ridge` and `scale` that were chosen.
 
     Raises:
-        MergeError: if all inputs are zero, so that the matrix is singular for any lambda.
+        UserError: if all inputs are zero, so that the matrix is singular for any lambda.
     """
     try:
         weights = solve(experts, ridges)
     except np.linalg.LinAlgError as error:
-        raise MergeError(
-            "the router's inputs are zero on all samples. Use samples of the experts' own data."
-        ) from error
+        raise UserError("the router's inputs are zero on all samples. Use samples of the experts' own data.") from error
     errors = [squared_error(held_out_logits(experts, found)) for found in weights]
     best = int(np.argmin(errors))
     scale = fit_scale(held_out_logits(experts, weights[best]))

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from run_tools.errors import expand_user
+from run_tools.errors import UserError, expand_user
 from run_tools.model_loading import open_model, open_tokenizer
 
-from .errors import MergeError
 from .families import FORMATS
 from .record import RECORD, read_record
 from .sources import read_json
@@ -58,21 +57,21 @@ def route(folder: str | Path, texts: Sequence[str], domain: str | None = None) -
         domain: name of the expert, for a mixture with the domain policy.
 
     Raises:
-        MergeError: if a text is empty or too long, or the folder is not a mixture.
+        UserError: if a text is empty or too long, or the folder is not a mixture.
     """
     opened = open_mixture(folder)
     return [route_text(*opened, text, domain) for text in texts]
 
 
 def open_mixture(folder: str | Path, **options: Any):
-    """Model, tokenizer and names of the experts of a mixture; `options` of `from_pretrained`. A `MergeError` for another model."""
+    """Model, tokenizer and names of the experts of a mixture; `options` of `from_pretrained`. A `UserError` for another model."""
     from transformers import AutoModelForCausalLM
 
     import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
     folder = expand_user(folder)
     if (model_type := read_json(folder / "config.json").get("model_type")) not in FORMATS:
-        raise MergeError(f"{folder} has model_type {model_type!r}. Give a mixture ({', '.join(FORMATS)}).")
+        raise UserError(f"{folder} has model_type {model_type!r}. Give a mixture ({', '.join(FORMATS)}).")
     model, tokenizer = open_model(AutoModelForCausalLM, folder, **options).eval(), open_tokenizer(folder)
     if (folder / RECORD).is_file():
         return model, tokenizer, [expert["name"] for expert in read_record(folder)["experts"]]
@@ -90,18 +89,18 @@ def route_text(model, tokenizer, names: list[str], text: str, domain: str | None
     policy, options = getattr(model.config, "routing_policy", "token"), {}
     if domain is not None:
         if policy != "domain":
-            raise MergeError(f"domain={domain!r} needs routing_policy domain, but it is {policy}.")
+            raise UserError(f"domain={domain!r} needs routing_policy domain, but it is {policy}.")
         if domain not in names:
-            raise MergeError(f"domain={domain!r} must be one of {', '.join(names)}.")
+            raise UserError(f"domain={domain!r} must be one of {', '.join(names)}.")
         options["domain_ids"] = torch.tensor([names.index(domain)])
     inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
     length, limit = inputs["input_ids"].shape[1], model.config.max_position_embeddings
     if not text.strip() or length > limit:
-        raise MergeError(f"The text {text[:60]!r} has {length} tokens, and must have 1 to {limit}.")
+        raise UserError(f"The text {text[:60]!r} has {length} tokens, and must have 1 to {limit}.")
     try:
         outputs = model(**inputs, **options, output_router_logits=True, use_cache=False)
     except ValueError as error:  # of the domain policy, without a gate and without a domain
-        raise MergeError(str(error)) from error
+        raise UserError(str(error)) from error
     tokens = tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
     if policy == "domain":  # without a gate there are no logits
         experts = outputs.expert_index[0].reshape(1, 1, 1).expand(1, length, 1).numpy()

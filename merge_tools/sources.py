@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from run_tools.errors import closest, expand_user, join_names, one_line
+from run_tools.errors import UserError, closest, expand_user, join_names, one_line
 from run_tools.pretrained import PACKAGED, unpacked
-
-from .errors import MergeError
 
 Spec = tuple[str, tuple[int, ...]]  # dtype (safetensors' name) and shape of a tensor
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -70,13 +68,13 @@ class Source:
         if getattr(self.config, "quantization_config", None):
             found.insert(0, "quantization_config")
         if found:
-            raise MergeError(f"{name}: {folder} is quantised ({found[0]}). Use it in bfloat16, float16 or float32.")
+            raise UserError(f"{name}: {folder} is quantised ({found[0]}). Use it in bfloat16, float16 or float32.")
         self._drop_unused()
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """A tensor. Its file is opened for it alone, so that what was read before does not stay in memory."""
         if name not in self._places:
-            raise MergeError(f"{self.name}: {self.folder} has no tensor {name}.")
+            raise UserError(f"{self.name}: {self.folder} has no tensor {name}.")
         with open_file(self._places[name]) as file:
             return file.get_tensor(name)
 
@@ -91,74 +89,74 @@ class Source:
         return factors.take(self, name, half)
 
     def _drop_unused(self) -> None:
-        """Forgets tensors that the model does not use. Raises a `MergeError` for an output layer that should be tied and differs."""
+        """Forgets tensors that the model does not use. Raises a `UserError` for an output layer that should be tied and differs."""
         head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
         tied = self.config.tie_word_embeddings and {head, embeddings} <= self.specs.keys()
         if tied and not torch.equal(self[head], self[embeddings]):
-            raise MergeError(f"{self.name}: tie_word_embeddings is true, but {head} differs from the embeddings.")
+            raise UserError(f"{self.name}: tie_word_embeddings is true, but {head} differs from the embeddings.")
         unused = [name for name in self.specs if name.endswith("rotary_emb.inv_freq")]
         for name in [*unused, head] if tied else unused:
             del self.specs[name]
 
 
 def open_file(path: Path):
-    """An open safetensors file. Raises a `MergeError` that names it if it is damaged."""
+    """An open safetensors file. Raises a `UserError` that names it if it is damaged."""
     try:
         return safe_open(path, "pt")
     except (SafetensorError, OSError) as error:
-        raise MergeError(f"{path} cannot be read: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises a `MergeError` that names the file if it is missing or damaged."""
+    """The object in a JSON file. Raises a `UserError` that names the file if it is missing or damaged."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise MergeError(f"{path} cannot be read: {one_line(error)}") from error
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(content, dict):
-        raise MergeError(f"{path} must hold an object, not a {type(content).__name__}.")
+        raise UserError(f"{path} must hold an object, not a {type(content).__name__}.")
     return content
 
 
 def open_config(folder: Path):
-    """The configuration in a folder, without a kernel that it names. Raises a `MergeError` of one line if transformers cannot open it."""
+    """The configuration in a folder, without a kernel that it names. Raises a `UserError` of one line if transformers cannot open it."""
     from transformers import AutoConfig
 
     read_json(folder / "config.json")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, attn_implementation="eager")
     except Exception as error:  # transformers raises anything for a damaged value
-        raise MergeError(f"{folder / 'config.json'}: {one_line(error):.400}") from error
+        raise UserError(f"{folder / 'config.json'}: {one_line(error):.400}") from error
 
 
 def read_tokenizer(folder: Path) -> tuple[Any, dict[str, Any]]:
-    """The tokenizer in a folder, and its backend as JSON. Raises a `MergeError` if it cannot be opened."""
+    """The tokenizer in a folder, and its backend as JSON. Raises a `UserError` if it cannot be opened."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         return tokenizer, json.loads(tokenizer.backend_tokenizer.to_str())
     except Exception as error:  # tokenizers raises a bare Exception for JSON that is not a tokenizer
-        raise MergeError(f"{folder} has no tokenizer that can be opened: {one_line(error):.300}") from error
+        raise UserError(f"{folder} has no tokenizer that can be opened: {one_line(error):.300}") from error
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint. Raises a `MergeError` if there are none, or one is missing."""
+    """The safetensors files of a checkpoint. Raises a `UserError` if there are none, or one is missing."""
     index, single = folder / INDEX, folder / "model.safetensors"
     if single.is_file() and index.is_file():
-        raise MergeError(f"{folder} has both {single.name} and {INDEX}. Remove the outdated one.")
+        raise UserError(f"{folder} has both {single.name} and {INDEX}. Remove the outdated one.")
     if single.is_file():
         return [single]
     if not index.is_file():
         others = sorted(path.name for pattern in ("*.bin", "*.gguf", "*.safetensors") for path in folder.glob(pattern))
         found = f" It has {join_names(others)}: load and save it with save_pretrained()." if others else ""
-        raise MergeError(f"{folder} has neither {single.name} nor {INDEX}.{found}")
+        raise UserError(f"{folder} has neither {single.name} nor {INDEX}.{found}")
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, dict) or any(Path(str(name)).name != name for name in placed.values()):
-        raise MergeError(f"{index} has no weight_map from tensors to files of this folder.")
+        raise UserError(f"{index} has no weight_map from tensors to files of this folder.")
     files = [folder / name for name in sorted(set(placed.values()))]
     if missing := [path.name for path in files if not path.is_file()]:
-        raise MergeError(f"{folder} is missing {join_names(missing)} of the {len(files)} files in {INDEX}.")
+        raise UserError(f"{folder} is missing {join_names(missing)} of the {len(files)} files in {INDEX}.")
     return files
 
 
@@ -172,7 +170,7 @@ def open_source(name: str, origin: str, base_model: str | None = None, folder: P
         folder: where the origin is, if that is known.
 
     Raises:
-        MergeError: if a file is missing or damaged. The message names it.
+        UserError: if a file is missing or damaged. The message names it.
     """
     if folder is None:
         model, plus, adapter = origin.partition("+")
@@ -185,7 +183,7 @@ def open_source(name: str, origin: str, base_model: str | None = None, folder: P
 
 
 def locate(origin: str) -> Path:
-    """The folder of a path, a packaged model, or a snapshot of a Hub repository, which is downloaded. Raises a `MergeError` if there is none."""
+    """The folder of a path, a packaged model, or a snapshot of a Hub repository, which is downloaded. Raises a `UserError` if there is none."""
     path = expand_user(origin)
     if path.is_dir():
         return path
@@ -195,24 +193,24 @@ def locate(origin: str) -> Path:
     if path.is_file() or model.count("/") != 1 or origin.startswith((".", "/", "~")):
         near = closest(path.name, [folder.name for folder in path.parent.glob("*/")])
         hint = f" Did you mean {str(path.with_name(near))!r}?" if near else " Give a folder or a Hub id."
-        raise MergeError(f"The folder {origin!r:.300} does not exist.{hint}")
+        raise UserError(f"The folder {origin!r:.300} does not exist.{hint}")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(model, revision=revision or None, allow_patterns=DOWNLOADED))
     except Exception as error:  # HTTP errors, offline mode, a full disk, ...
-        raise MergeError(f"{origin!r} cannot be downloaded from the Hub: {one_line(error):.300}") from error
+        raise UserError(f"{origin!r} cannot be downloaded from the Hub: {one_line(error):.300}") from error
 
 
 def find_base(adapter: Path, base_model: str | None) -> Path:
     """The folder of an adapter's base: the one that it names, else the recipe's `base_model` if that has the same name.
 
-    Raises a `MergeError` if there is none.
+    Raises a `UserError` if there is none.
     """
     config = read_json(adapter / "adapter_config.json")
     named = config.get("base_model_name_or_path") or base_model
     if not named:
-        raise MergeError(f"{adapter} is an adapter that names no base. Set base_model in the recipe.")
+        raise UserError(f"{adapter} is an adapter that names no base. Set base_model in the recipe.")
     for folder in (adapter.parent / named, expand_user(named)):
         if folder.is_dir():
             return folder
@@ -220,21 +218,21 @@ def find_base(adapter: Path, base_model: str | None) -> Path:
         return locate(base_model)
     try:
         return locate(f"{named}@{config['revision']}" if config.get("revision") else named)
-    except MergeError as error:
-        raise MergeError(f"{adapter} is an adapter over {named!r}, which does not exist. {MERGE_FIRST}") from error
+    except UserError as error:
+        raise UserError(f"{adapter} is an adapter over {named!r}, which does not exist. {MERGE_FIRST}") from error
 
 
 def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
     """Merges a LoRA adapter into its base with peft, in a temporary folder that is removed with the source.
 
     Raises:
-        MergeError: for an adapter that began from another base than it names, or that peft cannot merge.
+        UserError: for an adapter that began from another base than it names, or that peft cannot merge.
         ImportError: without peft.
     """
     config = read_json(folder / "adapter_config.json")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(CHANGED_BASE):
-        raise MergeError(f"{name}: {folder} was initialised by {start}, which changes its base. {MERGE_FIRST}")
+        raise UserError(f"{name}: {folder} was initialised by {start}, which changes its base. {MERGE_FIRST}")
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
@@ -246,11 +244,11 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", **options)
         with_adapter = PeftModel.from_pretrained(model, folder)
         if unused := stored ^ set(get_peft_model_state_dict(with_adapter)):
-            raise MergeError(f"{min(unused)!r} is only in its file, or only in the model that its settings give")
+            raise UserError(f"{min(unused)!r} is only in its file, or only in the model that its settings give")
         with_adapter.merge_and_unload(safe_merge=True).save_pretrained(scratch.name)
     except Exception as error:  # whatever peft and transformers raise
         scratch.cleanup()
-        raise MergeError(f"{name}: {folder} cannot be merged into {base}: {one_line(error):.300}") from error
+        raise UserError(f"{name}: {folder} cannot be merged into {base}: {one_line(error):.300}") from error
     for path in (place / name for place in (base, folder) for name in CARRIED):  # the adapter's own come last
         if path.is_file():
             shutil.copyfile(path, Path(scratch.name, path.name))

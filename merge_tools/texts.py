@@ -4,10 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import expand_user, short_repr
+from run_tools.errors import UserError, expand_user, short_repr
 from run_tools.jsonl import rows_of_file
-
-from .errors import MergeError
 
 
 def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -> list[str]:
@@ -19,17 +17,17 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
         text_of_row: gives the text of a row of JSON, or raises a `KeyError`.
 
     Raises:
-        MergeError: if the file is missing, of another kind or not UTF-8, or has rows without text.
+        UserError: if the file is missing, of another kind or not UTF-8, or has rows without text.
     """
     path = expand_user(path)
     if not path.is_file() or path.suffix.lower() not in (".jsonl", ".json", ".txt"):
-        raise MergeError(f"{str(path)!r} must be a .jsonl or .txt file.")
+        raise UserError(f"{str(path)!r} must be a .jsonl or .txt file.")
     texts: list[str] = []
     if path.suffix.lower() == ".txt":
         try:
             texts = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
         except UnicodeDecodeError as error:
-            raise MergeError(f"{path} is not UTF-8 at byte {error.start}.") from error
+            raise UserError(f"{path} is not UTF-8 at byte {error.start}.") from error
     else:
         for where, row in rows_of_file(path, '{"text": "..."}'):
             try:
@@ -37,16 +35,16 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
             except (KeyError, AttributeError, TypeError):
                 text = None
             if not isinstance(text, str) or not text.strip():
-                raise MergeError(f"{where} has no text: {short_repr(row)}")
+                raise UserError(f"{where} has no text: {short_repr(row)}")
             texts.append(text)
     return [text for text in texts if text.strip()]
 
 
 def read_different(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -> list[str]:
-    """The different texts of a file, as `read_texts`. Raises a `MergeError` if it has none."""
+    """The different texts of a file, as `read_texts`. Raises a `UserError` if it has none."""
     texts = list(dict.fromkeys(read_texts(path, text_of_row)))
     if not texts:
-        raise MergeError(f"{path} has no texts.")
+        raise UserError(f"{path} has no texts.")
     return texts
 
 

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 
-from run_tools.errors import expand_user
+from run_tools.errors import UserError, expand_user
 from run_tools.model_options import gpu_or_cpu
 
 from .compose import summarize
 from .edit import edited_record
-from .errors import MergeError
 from .evaluation import MAX_TEXTS, Windows, cut_domains, pad, perplexities, spread
 from .gates import FOLDER
 from .mixture import Mixture
@@ -61,7 +60,7 @@ def tune(
         number of held-out `texts`, and perplexity `before` and `after`.
 
     Raises:
-        MergeError: if the mixture has no gates to train, a file cannot be read, a loss is not finite, or `out` is not free.
+        UserError: if the mixture has no gates to train, a file cannot be read, a loss is not finite, or `out` is not free.
     """
     folder, splits = expand_user(mixture), {name: split_texts(path, holdout) for name, path in domains.items()}
     options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
@@ -87,31 +86,31 @@ def tune(
 
 
 def split_texts(path: str | Path, holdout: float) -> tuple[list[str], list[str]]:
-    """The texts to train on, and those that are held out: spread evenly over the file. Raises a `MergeError` for fewer than 2."""
+    """The texts to train on, and those that are held out: spread evenly over the file. Raises a `UserError` for fewer than 2."""
     texts = read_domain(path)
     if len(texts) < 2:
-        raise MergeError(f"{path} has one text. Give at least 2: one to train on, one to measure with.")
+        raise UserError(f"{path} has one text. Give at least 2: one to train on, one to measure with.")
     held_out = spread(texts, max(1, min(round(len(texts) * holdout), MAX_TEXTS, len(texts) - 1)))
     chosen = set(held_out)
     return [text for text in texts if text not in chosen], held_out
 
 
 def freeze_all_but_gates(model) -> dict[int, torch.nn.Parameter]:
-    """Freezes everything except the gates, which are returned by layer. Raises a `MergeError` if they cannot learn from texts."""
+    """Freezes everything except the gates, which are returned by layer. Raises a `UserError` if they cannot learn from texts."""
     config, gates = model.config, gates_of(model)
     if (policy := getattr(config, "routing_policy", "token")) != "token":
-        raise MergeError(f"routing_policy is {policy}: its router reads a prompt. Use `lexperts train lexicon-router`.")
+        raise UserError(f"routing_policy is {policy}: its router reads a prompt. Use `lexperts train lexicon-router`.")
     if not gates:
-        raise MergeError(f"model_type {config.model_type!r} has no gates. Give a mixture of experts.")
+        raise UserError(f"model_type {config.model_type!r} has no gates. Give a mixture of experts.")
     if config.num_experts_per_tok == 1 and (config.model_type == "mixtral" or getattr(config, "norm_topk_prob", False)):
-        raise MergeError("num_experts_per_tok is 1: the only expert always has weight 1. Use 2, or format: lexicon.")
+        raise UserError("num_experts_per_tok is 1: the only expert always has weight 1. Use 2, or format: lexicon.")
     model.requires_grad_(False)
     torch.nn.ParameterList(gates.values()).requires_grad_()
     return gates
 
 
 def train_gates(model, domains: list[Windows], steps: int, learning_rate: float, batch_size: int, seed: int) -> None:
-    """Trains what is not frozen on a window of each domain in turn. Raises a `MergeError` if a loss is not finite."""
+    """Trains what is not frozen on a window of each domain in turn. Raises a `UserError` if a loss is not finite."""
     from transformers import Trainer, TrainingArguments
 
     turns = cycle(cycle(random.Random(seed).sample(windows, len(windows))) for windows in domains)
@@ -127,7 +126,7 @@ def train_gates(model, domains: list[Windows], steps: int, learning_rate: float,
         with redirect_stdout(sys.stderr):  # where the Trainer prints
             loss = Trainer(model, arguments, train_dataset=rows, data_collator=pad).train().training_loss
     if not math.isfinite(loss):
-        raise MergeError(f"The mean loss is {loss} with learning_rate={learning_rate}. Use a smaller one.")
+        raise UserError(f"The mean loss is {loss} with learning_rate={learning_rate}. Use a smaller one.")
 
 
 def copy_files(source: Source, gates: Mapping[int, torch.Tensor], folder: Path) -> list[Item]:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from run_tools.errors import UserError
+
 from .check import mixture_class
 from .compose import CENTROIDS, centroid_items, mixture_items
-from .errors import MergeError
 from .gates import fit_gates, random_rows
 from .low_rank import Factors
 from .mixture import Mixture
@@ -35,7 +36,7 @@ def verify(folder: str | Path, *, sources: Mapping[str, str | Path] | None = Non
         `ok`; `compared`, the number of tensors by group; `faults`, one line per difference; `notes` on what could not be compared.
 
     Raises:
-        MergeError: if the mixture or a source cannot be opened.
+        UserError: if the mixture or a source cannot be opened.
     """
     mixture = Mixture(folder, sources)
     base, experts = mixture.open_source("base"), [mixture.open_source(name) for name in mixture.names]
@@ -76,7 +77,7 @@ def expected_items(mixture: Mixture, base: Source, experts: list[Source]) -> tup
         skipped.add("experts")
     try:
         gates = expected_gates(mixture, base, gates)
-    except MergeError as error:
+    except UserError as error:
         notes.append(f"Gates were not compared: {error}")
         skipped.add("gates")
     factors = Factors(base, recipe.rank, recipe.dtype) if recipe.rank else None
@@ -84,20 +85,20 @@ def expected_items(mixture: Mixture, base: Source, experts: list[Source]) -> tup
     if CENTROIDS in mixture.source.specs:
         try:
             items += centroid_items(recipe)
-        except MergeError as error:
+        except UserError as error:
             notes.append(f"Centroids were not compared: {error}")
     return items, skipped, notes
 
 
 def expected_gates(mixture: Mixture, base: Source, gates: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """The gates of a mixture, drawn again or fitted again to the statistics beside it. Raises a `MergeError` if that is not possible."""
+    """The gates of a mixture, drawn again or fitted again to the statistics beside it. Raises a `UserError` if that is not possible."""
     recipe, layers = mixture.recipe, list(gates)
     if "tuned" in mixture.record:
-        raise MergeError("they were tuned after the merge.")
+        raise UserError("they were tuned after the merge.")
     if recipe.gate_mode == "ridge" and layers:
         return fit_gates(recipe, layers, mixture.folder).values
     if recipe.gate_mode not in ("random", "none"):
-        raise MergeError(f"gate_mode: {recipe.gate_mode} computes them from texts.")
+        raise UserError(f"gate_mode: {recipe.gate_mode} computes them from texts.")
     rows = [expert["row"] for expert in mixture.record["experts"]]
     return {layer: random_rows(recipe.seed, layer, base.config.hidden_size, rows) for layer in layers}
 

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from run_tools.errors import expand_user
+from run_tools.errors import UserError, expand_user
 
-from .errors import MergeError
 from .sources import DTYPES, INDEX
 
 SHARD_BYTES = 5_000_000_000
@@ -40,13 +39,13 @@ class Item(NamedTuple):
         return math.prod(self.shape) * BYTES[self.dtype]
 
     def value(self) -> torch.Tensor:
-        """The tensor in its dtype. Raises a `MergeError` if it holds NaN or infinity, also because it exceeds the dtype's range."""
+        """The tensor in its dtype. Raises a `UserError` if it holds NaN or infinity, also because it exceeds the dtype's range."""
         loaded = self.load()
         value = loaded.to(DTYPES[self.dtype]).contiguous()
         if has_nonfinite(value):
             if has_nonfinite(loaded.contiguous()):
-                raise MergeError(f"{self.source}: {self.name} holds NaN or infinity. Use an earlier checkpoint.")
-            raise MergeError(f"{self.source}: {self.name} exceeds the range of {self.dtype}. Use dtype: bfloat16.")
+                raise UserError(f"{self.source}: {self.name} holds NaN or infinity. Use an earlier checkpoint.")
+            raise UserError(f"{self.source}: {self.name} exceeds the range of {self.dtype}. Use dtype: bfloat16.")
         return value
 
 
@@ -69,17 +68,17 @@ def raw_bits(tensor: torch.Tensor) -> np.ndarray:
 def new_folder(out: str | Path, keep: bool = True) -> Iterator[Path]:
     """A folder `OUT.partial`, which becomes `out` when the block ends without an error, and is removed after one, or without `keep`.
 
-    Raises a `MergeError` if `out` is not free, or a run that was killed, or still runs, has left such a folder.
+    Raises a `UserError` if `out` is not free, or a run that was killed, or still runs, has left such a folder.
     """
     out = expand_user(out).resolve()
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
-        raise MergeError(f"{out} exists and is not empty. Choose another folder, or delete it first.")
+        raise UserError(f"{out} exists and is not empty. Choose another folder, or delete it first.")
     partial = out.with_name(f"{out.name}.partial")
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         partial.mkdir()
     except FileExistsError:
-        raise MergeError(f"{partial} exists: another run writes there, or was killed. Delete it, or wait.") from None
+        raise UserError(f"{partial} exists: another run writes there, or was killed. Delete it, or wait.") from None
     try:
         yield partial
         if keep:
@@ -100,7 +99,7 @@ def write_tensors(folder: Path, items: list[Item], shard_bytes: int = SHARD_BYTE
         shards[-1].append(item)
     total, placed = sum(item.nbytes for item in items), dict[str, str]()
     if (free := shutil.disk_usage(folder).free) < total:
-        raise MergeError(f"{folder.parent}: {total / 1e9:.1f} GB are needed, but {free / 1e9:.1f} GB are free.")
+        raise UserError(f"{folder.parent}: {total / 1e9:.1f} GB are needed, but {free / 1e9:.1f} GB are free.")
     with tqdm(total=total, unit="B", unit_scale=True, desc="writing", disable=None) as bar:
         for number, shard in enumerate(shards, 1):
             one = len(shards) == 1
@@ -125,7 +124,7 @@ def write_shard(file: BinaryIO, items: list[Item], bar: tqdm) -> None:
     for item in items:
         value = item.value()
         if tuple(value.shape) != item.shape:
-            raise MergeError(f"{item.source}: {item.name} has shape {tuple(value.shape)} instead of {item.shape}.")
+            raise UserError(f"{item.source}: {item.name} has shape {tuple(value.shape)} instead of {item.shape}.")
         file.write(raw_bits(value).data)
         bar.update(item.nbytes)
     file.flush()

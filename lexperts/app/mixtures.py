@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from merge_tools.errors import MergeError
 from merge_tools.routing import Routing, open_mixture, printable, route_text
+from run_tools.errors import UserError
 
 from .marks import KINDS, section
 
@@ -20,18 +20,18 @@ class Mixture:
         folder: as `lexperts merge compose` writes it.
 
     Raises:
-        MergeError: if the folder is not a mixture.
+        UserError: if the folder is not a mixture.
     """
 
     def __init__(self, folder: str | Path):
         self._opened = open_mixture(folder)
 
     def route(self, text: str) -> Routing:
-        """The experts that the mixture selects for a text. Raises a `MergeError` if the text is empty or too long."""
+        """The experts that the mixture selects for a text. Raises a `UserError` if the text is empty or too long."""
         if not text.strip():
-            raise MergeError("The text is empty. Type a few words.")
+            raise UserError("The text is empty. Type a few words.")
         if len(text) > MAX_CHARACTERS:
-            raise MergeError(
+            raise UserError(
                 f"The text has {len(text):,} characters; this drawing shows up to {MAX_CHARACTERS:,}. Shorten it."
             )
         return route_text(*self._opened, text)

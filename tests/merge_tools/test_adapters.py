@@ -9,7 +9,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from merge_tools import MergeError, compose, extract, verify
+from merge_tools import compose, extract, verify
+from run_tools.errors import UserError
 from tests.loopback_hub import LoopbackHub, Repo
 
 from .conftest import contents, edit_json, open_model, read_tensors, recipe_of, run_python, tiny_tokenizer
@@ -119,7 +120,7 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_written(case, experts, tm
     adapter, _ = adapt(base, tmp_path, target_modules=MLP)
     change, fragment = BAD[case]
     change(adapter)
-    with pytest.raises(MergeError) as error:
+    with pytest.raises(UserError) as error:
         compose(recipe_of([named(adapter), other], base_model=base), tmp_path / "out")
     assert fragment in str(error.value) and "\n" not in str(error.value) and not list(tmp_path.glob("out*"))
 

@@ -7,7 +7,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from merge_tools import MergeError, compose
+from merge_tools import compose
 from run_tools.errors import UserError
 
 from .conftest import edit_json, recipe_of
@@ -140,6 +140,6 @@ def test_an_output_that_is_not_free_stays_as_it_is(folders, tmp_path):
     (tmp_path / "taken" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for place, fragment in (("taken", "not empty"), ("file", "not empty")):
-        with pytest.raises(MergeError, match=fragment):
+        with pytest.raises(UserError, match=fragment):
             compose(recipe_of(folders), tmp_path / place)
     assert (tmp_path / "taken" / "notes.txt").read_text() == (tmp_path / "file").read_text() == "mine"

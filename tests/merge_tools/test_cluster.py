@@ -10,9 +10,10 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from lexperts.cli.merge import app
-from merge_tools import MergeError, cluster
+from merge_tools import cluster
 from merge_tools.cluster import METHODS, balanced_labels
 from modeling_lexicon.data_lexicon import format_prompt
+from run_tools.errors import UserError
 
 ROWS = [
     {"term": term, "context": f"the {term} of the {scene} {i}", "definition": f"a thing {i}"}
@@ -89,7 +90,7 @@ def test_centroids_are_means_of_unit_vectors(data, tmp_path):
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
 def test_what_cannot_be_split_writes_nothing(options, message, data, tmp_path):
-    with pytest.raises(MergeError, match=message):
+    with pytest.raises(UserError, match=message):
         cluster(data, tmp_path / "out", **{"k": 2, "embedder": embed} | options)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
@@ -97,7 +98,7 @@ def test_what_cannot_be_split_writes_nothing(options, message, data, tmp_path):
 @pytest.mark.parametrize("name", ["out", "out.partial"])
 def test_files_of_others_stay(name, data, tmp_path):
     (tmp_path / name / "mine").mkdir(parents=True)
-    with pytest.raises(MergeError, match=name):
+    with pytest.raises(UserError, match=name):
         cluster(data, tmp_path / "out", method="random")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.jsonl", "b.jsonl", "data", "mine", name]
 

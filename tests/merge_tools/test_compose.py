@@ -8,13 +8,15 @@ import sys
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from merge_tools import MergeError, compose, verify, writer
+from merge_tools import compose, verify, writer
 from merge_tools.families import FAMILIES, FORMATS
+from run_tools.errors import UserError
 
 from .conftest import (
     SIZES,
@@ -139,7 +141,7 @@ def test_every_policy_of_a_lexicon_mixture(name, policy, gated, sources, tmp_pat
 def test_identical_experts_equal_the_dense_model_and_others_do_not(name, format, sources, tmp_path):
     folders, window = sources(name), "window" in name
     if format == "lexicon" and (FAMILIES[MODELS[name][0]].lexicon is None or window):
-        with pytest.raises(MergeError, match="sliding_window is 8" if window else "olmo2"):
+        with pytest.raises(UserError, match="sliding_window is 8" if window else "olmo2"):
             compose(recipe_of(folders, format=format), tmp_path / "out")
         return
     compose(recipe_of(folders[:1] * 3, format=format), tmp_path / "same")
@@ -231,7 +233,7 @@ def test_an_expert_with_another_vocabulary_is_accepted_with_the_base_s(sources, 
     model.save_pretrained(tmp_path / "longer")
     tokenizer.save_pretrained(tmp_path / "longer")
     recipe = recipe_of([folders[0], tmp_path / "longer"], average="mean")
-    with pytest.raises(MergeError, match="longer: its vocabulary has 46 rows.*tokenizer: base"):
+    with pytest.raises(UserError, match="longer: its vocabulary has 46 rows.*tokenizer: base"):
         compose(recipe, tmp_path / "out")
     compose({**recipe, "tokenizer": "base"}, tmp_path / "out")
     found, base, other = (read_tensors(folder) for folder in (tmp_path / "out", folders[0], folders[1]))
@@ -264,6 +266,18 @@ def test_what_a_user_should_know_is_a_warning(sources, tmp_path):
     assert "birds has no tokenizer" in compose(recipe_of(folders), tmp_path / "without")["warnings"][0]
 
 
+@pytest.mark.parametrize(("other", "common"), [("mit", "mit"), ("apache-2.0", None), ("[a", None)])
+def test_the_card_names_the_licences_of_the_sources(other, common, tmp_path):
+    folders = [tmp_path / name for name in NAMES[:2]]
+    for folder, license in zip(folders, ("mit", other), strict=True):
+        save(folder, "llama", len(license))
+        (folder / "README.md").write_text(f"---\nlicense: {license}\n---\n")
+    compose(recipe_of(folders), tmp_path / "out")
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.license == common and "mit" in card.text
+    assert ("not stated" if other == "[a" else other) in card.text
+
+
 def test_a_dry_run_writes_nothing_and_the_same_recipe_gives_the_same_bytes(sources, tmp_path):
     recipe = recipe_of(sources("llama"))
     planned = compose(recipe, tmp_path / "out", dry_run=True)
@@ -283,12 +297,12 @@ def test_a_run_that_fails_leaves_nothing(fault, sources, tmp_path, monkeypatch):
         if len(seen) == 9:
             raise {"disk full": OSError(28, "No space left"), "interrupted": KeyboardInterrupt()}.get(
                 fault
-            ) or MergeError("NaN")
+            ) or UserError("NaN")
         return raw_bits(tensor)
 
     raw_bits = writer.raw_bits
     monkeypatch.setattr(writer, "raw_bits", fail)
-    with pytest.raises((OSError, KeyboardInterrupt, MergeError)):
+    with pytest.raises((OSError, KeyboardInterrupt, UserError)):
         compose(recipe, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -305,5 +319,5 @@ def test_a_killed_run_leaves_no_folder_that_looks_finished(sources, tmp_path):
     assert done.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     assert left.name == "out.partial" and not (left / "config.json").exists()
-    with pytest.raises(MergeError, match=r"out\.partial"):
+    with pytest.raises(UserError, match=r"out\.partial"):
         compose(recipe, tmp_path / "out")

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from merge_tools import MergeError, add, compose, export, extract, inspect, remove, verify
+from merge_tools import add, compose, export, extract, inspect, remove, verify
 from merge_tools.families import FAMILIES
+from run_tools.errors import UserError
 
 from .conftest import logits_of, open_model, randomize, read_tensors, recipe_of
 from .test_compose import IDS, MODELS, STOCK, opened, save, sources  # noqa: F401  (a fixture)
@@ -34,7 +35,7 @@ def test_an_expert_that_is_added_gives_the_tensors_of_a_new_mixture(options, gat
     recipe = {"base_model": str(folders[0]), "average": "base", "gate_mode": gate_mode, **options}
     compose(recipe_of(with_prompts(folders), **recipe), tmp_path / "three")
     compose(recipe_of(with_prompts(folders[:2]), **recipe), tmp_path / "two")
-    add(tmp_path / "two", with_prompts(folders)[2], tmp_path / "grown")
+    assert not add(tmp_path / "two", with_prompts(folders)[2], tmp_path / "grown")["warnings"]
     same_tensors(tmp_path / "grown", tmp_path / "three")
     remove(tmp_path / "grown", "tools", tmp_path / "shrunk")
     same_tensors(tmp_path / "shrunk", tmp_path / "two")
@@ -136,7 +137,7 @@ def test_sources_that_were_moved(sources, tmp_path):  # noqa: F811
     (tmp_path / "all").rename(tmp_path / "moved")
     assert verify(tmp_path / "moved" / "out")["ok"]
     (tmp_path / "moved" / "ships").rename(tmp_path / "here")
-    with pytest.raises(MergeError, match="--moved ships=FOLDER"):
+    with pytest.raises(UserError, match="--moved ships=FOLDER"):
         verify(tmp_path / "moved" / "out")
     moved = {"ships": tmp_path / "here"}
     assert verify(tmp_path / "moved" / "out", sources=moved)["ok"]
@@ -163,7 +164,7 @@ def test_mistakes_are_named_and_nothing_is_written(sources, tmp_path):  # noqa: 
         (lambda out: export(tmp_path / "windows", out, "lexicon"), ("sliding_window is 8",)),
         (lambda out: inspect(tmp_path / "record"), ("record", "merge_record.json")),
     ):
-        with pytest.raises(MergeError) as error:
+        with pytest.raises(UserError) as error:
             action(tmp_path / "out")
         assert all(fragment in str(error.value) for fragment in fragments) and "\n" not in str(error.value), error.value
         assert not list(tmp_path.glob("out*"))
@@ -184,5 +185,5 @@ def test_a_damaged_record_is_named(change, sources, tmp_path):  # noqa: F811
     compose(recipe_of(sources("llama")), tmp_path / "out")
     record = tmp_path / "out" / "merge_record.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | change))
-    with pytest.raises(MergeError, match="merge_record.json"):
+    with pytest.raises(UserError, match="merge_record.json"):
         inspect(tmp_path / "out")

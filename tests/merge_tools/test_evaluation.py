@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from merge_tools import MergeError, compose, evaluate
+from merge_tools import compose, evaluate
 from merge_tools.evaluation import DomainLosses
+from run_tools.errors import UserError
 
 from .conftest import open_model, recipe_of, save_adapter, tiny_tokenizer
 
@@ -84,16 +85,16 @@ def test_an_expert_that_is_no_better_than_the_base_has_no_gain_to_keep():
 
 
 def test_what_cannot_be_evaluated_is_refused(experts, mixture, domains, tmp_path):
-    with pytest.raises(MergeError, match="--domain"):
+    with pytest.raises(UserError, match="--domain"):
         evaluate(mixture[0], {})
-    with pytest.raises(MergeError, match="'birds' are too short"):
+    with pytest.raises(UserError, match="'birds' are too short"):
         evaluate(mixture[0], domains, max_length=1)
     compose(recipe_of(experts(2), routing_policy="domain"), tmp_path / "without")
-    with pytest.raises(MergeError, match="no gate"):
+    with pytest.raises(UserError, match="no gate"):
         evaluate(tmp_path / "without", domains)
     larger = experts(1, extra_tokens=["zebra"])[0]
     recipe = recipe_of([larger, experts(2)[1]], base_model=str(larger), tokenizer="base", gate_mode="random")
     compose(recipe, tmp_path / "larger")
     domains["birds"].write_text("a zebra is awake")
-    with pytest.raises(MergeError, match="token 45, .* ships have 45 rows"):
+    with pytest.raises(UserError, match="token 45, .* ships have 45 rows"):
         evaluate(tmp_path / "larger", domains)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import AutoTokenizer
 
-from merge_tools import MergeError, add, compose, inspect, remove, verify
+from merge_tools import add, compose, inspect, remove, verify
 from merge_tools.gates import HELD_OUT_SHARE, encode_beginnings
 from merge_tools.ridge import (
     HELD_OUT_TOKENS,
@@ -22,6 +22,7 @@ from merge_tools.ridge import (
     held_out_logits,
     solve,
 )
+from run_tools.errors import UserError
 
 from .conftest import open_model, read_tensors, recipe_of
 
@@ -80,7 +81,7 @@ def test_equal_prompts_are_a_warning_and_a_prompt_that_is_too_long_is_an_error(e
     (warning,) = compose(recipe_of(given, gate_mode="hidden"), tmp_path / "out")["warnings"]
     assert "birds and ships" in warning
     given[1]["positive_prompts"] = ["owl " * 200]
-    with pytest.raises(MergeError, match="128"):
+    with pytest.raises(UserError, match="128"):
         compose(recipe_of(given, gate_mode="hidden"), tmp_path / "long")
 
 
@@ -171,7 +172,7 @@ def test_statistics_that_are_missing_or_changed_show_in_a_verification(experts, 
 
 def test_the_same_samples_are_an_error_and_few_are_a_warning(experts, samples, tmp_path):
     folders = experts(2)
-    with pytest.raises(MergeError, match="ships has the same samples as birds"):
+    with pytest.raises(UserError, match="ships has the same samples as birds"):
         compose(ridge_recipe(folders, {"birds": samples["tools"], "ships": samples["tools"]}), tmp_path / "out")
     (tmp_path / "few.txt").write_text("owl nest\nwing egg\n")
     warnings = compose(ridge_recipe(folders, {**samples, "birds": tmp_path / "few.txt"}), tmp_path / "few")["warnings"]
@@ -251,5 +252,5 @@ def test_experts_that_are_apart_are_told_apart_and_inputs_of_zeros_are_an_error(
     assert np.diagonal(confusion(experts, gate)).min() > 0.95 and fit["scale"] > 0
     np.testing.assert_allclose(confusion(experts, gate).sum(1), 1)
     zeros = Moments(5, np.zeros(6), np.zeros(21, np.float32), np.zeros((4, 6), np.float32))
-    with pytest.raises(MergeError, match="zero"):
+    with pytest.raises(UserError, match="zero"):
         fit_gate([zeros, zeros])

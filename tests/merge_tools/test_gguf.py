@@ -13,8 +13,9 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoTokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from merge_tools import MergeError, export
+from merge_tools import export
 from merge_tools.sources import DTYPES
+from run_tools.errors import UserError
 
 from .conftest import edit_json, logits_of, open_model, read_tensors, tiny_tokenizer
 
@@ -79,6 +80,15 @@ def test_the_file_holds_every_value_of_the_mixture(case, tmp_path):
         assert ids == tokenizer(TEXTS)["input_ids"]
 
 
+def add_a_token(folder):
+    """One whose id is the number of rows of the embeddings."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    rows = read_tensors(folder)["model.embed_tokens.weight"].shape[0]
+    token = {"id": rows, "content": "<more>", "special": True}
+    token |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    edit_json(folder / "tokenizer.json", added_tokens=[*content["added_tokens"], token])
+
+
 REFUSED = [  # case, fields of config.json or another tensor, part of the message
     ("olmo2", {}, "'flex_olmo'"),
     ("llama", {"model_type": "lexicon"}, "'lexicon'"),
@@ -94,6 +104,7 @@ REFUSED = [  # case, fields of config.json or another tensor, part of the messag
     ("qwen2", ("model.layers.1.mlp.shared_expert.down_proj.weight", torch.ones(32, 32)), "shared_expert.down_proj"),
     ("llama", lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
     ("llama", lambda folder: tiny_tokenizer().save_pretrained(folder), "neither of bytes nor"),
+    ("llama", add_a_token, "ids up to"),
 ]
 
 
@@ -106,7 +117,7 @@ def test_what_llama_cpp_does_not_have_is_refused(case, damage, fragment, tmp_pat
         save_file(read_tensors(folder) | dict([damage]), folder / "model.safetensors")
     else:
         damage(folder)
-    with pytest.raises(MergeError, match=re.escape(fragment)) as error:
+    with pytest.raises(UserError, match=re.escape(fragment)) as error:
         export(folder, tmp_path / "out.gguf", "gguf")
     assert "\n" not in str(error.value) and not list(tmp_path.glob("out*"))
 
@@ -114,7 +125,7 @@ def test_what_llama_cpp_does_not_have_is_refused(case, damage, fragment, tmp_pat
 def test_an_existing_file_is_never_touched_and_a_killed_export_leaves_nothing(tmp_path, monkeypatch):
     folder, out = compose_case(tmp_path, "llama", 2), tmp_path / "out.gguf"
     out.write_text("mine")
-    with pytest.raises(MergeError, match="exists"):
+    with pytest.raises(UserError, match="exists"):
         export(folder, out, "gguf")
     assert out.read_text() == "mine"
     monkeypatch.setattr("merge_tools.gguf_export.raw_bits", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from merge_tools import MergeError, Routing, compose, route
+from merge_tools import Routing, compose, route
+from run_tools.errors import UserError
 
 from .conftest import open_model, recipe_of
 
@@ -59,7 +60,7 @@ def test_a_domain_is_named_or_selected_by_the_gate(experts, tmp_path):
     (routing,) = route(tmp_path / "random", TEXTS[:1])
     assert (routing.experts == int(run(tmp_path / "random", TEXTS[0])[0].router_logits[0].argmax())).all()
     for options, message in ({}, "domain_ids"), ({"domain": "horses"}, "'horses'.* birds, ships"):
-        with pytest.raises(MergeError, match=message):
+        with pytest.raises(UserError, match=message):
             route(tmp_path / "none", TEXTS, **options)
 
 
@@ -78,7 +79,7 @@ def test_what_cannot_be_routed_is_refused(experts, tmp_path):
         (["x " * 100], {}, r"20\d tokens.* 128"),
         (TEXTS, {"domain": "birds"}, "token"),
     ):
-        with pytest.raises(MergeError, match=message):
+        with pytest.raises(UserError, match=message):
             route(tmp_path / "out", texts, **options)
-    with pytest.raises(MergeError, match="'llama'"):
+    with pytest.raises(UserError, match="'llama'"):
         route(experts(1)[0], TEXTS)

@@ -5,9 +5,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import merge_tools.tuning
-from merge_tools import MergeError, compose, inspect, tune, verify
+from merge_tools import compose, inspect, tune, verify
 from merge_tools.evaluation import cut_domains
 from merge_tools.families import MIXTURES
+from run_tools.errors import UserError
 
 from .conftest import SIZES, contents, open_model, read_tensors, recipe_of, tiny_tokenizer
 
@@ -125,17 +126,17 @@ def test_training_is_reproducible(experts, domains, tmp_path):
 )
 def test_what_cannot_be_tuned_is_refused(recipe, options, message, experts, domains, tmp_path):
     compose(recipe_of(experts(2), **recipe), tmp_path / "mixture")
-    with pytest.raises(MergeError, match=message):
+    with pytest.raises(UserError, match=message):
         tune(tmp_path / "mixture", tmp_path / "tuned", **{"domains": domains} | QUICK | options)
     assert {path.name for path in tmp_path.iterdir()} == {"mixture"}
 
 
 def test_folders_and_files_are_refused_before_the_training(experts, domains, tmp_path):
     (tmp_path / "tuned").write_text("mine")
-    with pytest.raises(MergeError, match="tuned exists"):
+    with pytest.raises(UserError, match="tuned exists"):
         tune(tmp_path / "missing", tmp_path / "tuned", domains)
-    with pytest.raises(MergeError, match="'llama'"):
+    with pytest.raises(UserError, match="'llama'"):
         tune(experts(1)[0], tmp_path / "other", domains)
     (tmp_path / "one.txt").write_text("an owl\nan owl")
-    with pytest.raises(MergeError, match="one text"):
+    with pytest.raises(UserError, match="one text"):
         tune(tmp_path, tmp_path / "other", {"one": tmp_path / "one.txt"})

@@ -6,7 +6,8 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from merge_tools import MergeError, compose, inspect, verify
+from merge_tools import compose, inspect, verify
+from run_tools.errors import UserError
 
 from .conftest import edit_json, recipe_of
 from .test_compose import save
@@ -92,7 +93,7 @@ def test_a_source_that_lacks_a_tensor_cannot_be_compared(place):
     tensors = load_file(place / "ships" / "model.safetensors")
     del tensors["model.layers.0.mlp.up_proj.weight"]
     save_file(tensors, place / "ships" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(MergeError, match="ships.*up_proj"):
+    with pytest.raises(UserError, match="ships.*up_proj"):
         verify(place / "out")
 
 
@@ -100,7 +101,7 @@ def test_a_mixture_that_lacks_a_tensor_is_named(place):
     tensors = load_file(place / "out" / "model.safetensors")
     del tensors[f"{MOE}.experts.2.w1.weight"]
     save_file(tensors, place / "out" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(MergeError, match="lacks tensors of tools"):
+    with pytest.raises(UserError, match="lacks tensors of tools"):
         inspect(place / "out")
 
 
