@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lexperts.recipes.common.bootstrap import bootstrap_means, confidence_interval
+from lexperts.evaluate.bootstrap import bootstrap_means, confidence_interval
 
 CUTS = (5, 10)
 COUNTS = (*(f"correct@{k}" for k in CUTS), "num_preds", "num_targets")

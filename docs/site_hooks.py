@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT))
 import typer  # noqa: E402
 
 from lexperts.cli import build_app  # noqa: E402
-from lexperts.recipes import DEFINE, EVALUATE, TRAIN  # noqa: E402
+from lexperts.recipes import DEFINE, TRAIN  # noqa: E402
 from lexperts.recipes.common.configurations import config_names  # noqa: E402
 
 DEMO = ROOT / "build" / "demo"  # see docs/demo/assemble.py
@@ -56,7 +56,7 @@ def describe_option(option) -> str:
 def recipe_of(path: str) -> list[str]:
     """The names of a recipe's configurations; none for other commands."""
     group, _, name = path.removeprefix("lexperts ").partition(" ")
-    recipe = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}.get(group, {}).get(name)
+    recipe = {"train": TRAIN, "define": DEFINE}.get(group, {}).get(name)
     return sorted(config_names(recipe.recipe, recipe.module)) if recipe else []
 
 

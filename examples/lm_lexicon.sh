@@ -52,10 +52,9 @@ lexperts train lexicon-router --model-name-or-path "$OUT/mixture" --train gates 
   --num-train-epochs 1 $TRAINING --train-files "$OUT/data/train.jsonl" "${rows[@]}" --output-dir "$OUT/tuned"
 
 # 6. Definitions of the test rows: greedy, and the most likely of several samples.
-write=(lexperts define generate --model-name-or-path "$OUT/tuned" --test-files "$OUT/data/test.jsonl" --max-new-tokens 32)
-"${write[@]}" --output "$OUT/greedy.jsonl"
-"${write[@]}" --output "$OUT/best.jsonl" --best-of "$BEST_OF"
+options=(--model "$OUT/tuned" --keep term --keep context --max-new-tokens 32)  # without the definitions of the rows
+lexperts define terms "$OUT/data/test.jsonl" "$OUT/greedy.jsonl" "${options[@]}"
+lexperts define terms "$OUT/data/test.jsonl" "$OUT/best.jsonl" "${options[@]}" --best-of "$BEST_OF"
 
 # 7. Scores, with intervals and a paired test.
-lexperts evaluate definitions --files greedy="$OUT/greedy.jsonl" best="$OUT/best.jsonl" --baseline greedy \
-  --metrics bleu rouge --output-dir "$OUT/scores"
+lexperts evaluate definitions "$OUT/greedy.jsonl" "$OUT/best.jsonl" --references "$OUT/data/test.jsonl" --baseline greedy

@@ -3,7 +3,7 @@
     python examples/train_exhird.py                # about 2 minutes on two cores; pip install 'lexperts[train]'
 
 150 documents are too few to learn to write: this shows the steps. For pretrained encoders, the papers' learning-rate
-schedule and scores use `lexperts train exhird` and `lexperts evaluate exhird`.
+schedule and scores use `lexperts train exhird` and `lexperts evaluate keyphrases`.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 
 Without --backbone a tiny BART with random weights is used, which is too small to write summaries: it shows the steps.
 The domains are the subjects of the corpus, and the summary of a text is its title. For data from files, mixing of
-datasets, few-shot domains and ROUGE use `lexperts train moesumm` and `lexperts evaluate moesumm`.
+datasets, few-shot domains and ROUGE use `lexperts train moesumm` and `lexperts evaluate summaries`.
 """
 
 import argparse

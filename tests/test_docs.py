@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast, pipeline
 
 import merge_tools
 from lexperts.cli import build_app
-from lexperts.recipes import DEFINE, EVALUATE, TRAIN
+from lexperts.recipes import DEFINE, TRAIN
 from lexperts.recipes.common.arguments import make_parser
 from lexperts.recipes.common.configurations import config_names
 from modeling_exhird import ExhirdConfig, ExhirdTokenizer
@@ -37,7 +37,7 @@ PREFIXES = (
 )
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
-RECIPES = {"train": TRAIN, "evaluate": EVALUATE, "define": DEFINE}
+RECIPES = {"train": TRAIN, "define": DEFINE}
 SHORTCUTS = {"keyphrases": ["lexperts", "keyphrases"], "merge-experts": ["lexperts", "merge"]}
 PACKAGES = "keyphrase_tools|merge_tools|lexperts|modeling_[a-z]+"
 TINY = {  # a checkpoint that the README assumes -> a tiny one

@@ -17,7 +17,7 @@ def build_app():
     app.command("summarize")(summarize.summarize)
     app.command("app")(demo_app.app)
     app.add_typer(train.app, name="train")
-    app.add_typer(evaluate.app, name="evaluate")
+    app.command("evaluate")(evaluate.evaluate)
     return app
 
 

@@ -59,6 +59,7 @@ def terms(
     max_new_tokens: Annotated[int, Count(help="Maximum tokens of a definition.")] = 64,
     batch_size: file_options.BatchSize = 8,
     seed: Seed = 42,
+    keep: file_options.Keep = None,
     delimiter: file_options.Delimiter = None,
     encoding: file_options.Encoding = None,
     device: Device = None,
@@ -66,9 +67,11 @@ def terms(
 ):
     """Write the definitions of terms in context: columns term and context. Started again after an interruption, it resumes.
 
+    All columns are copied to OUT, with --keep only these: those of rows that have a definition already are term and context.
+
     Example: lexperts define terms terms.jsonl definitions.jsonl --model my-lexicon --best-of 8
     """
-    rows = file_options.open_source(context.params, ("term", "context"))
+    rows = file_options.open_source(context.params, ("term", "context", *(keep or ())))
 
     from run_tools.packaged import locate_model
 
@@ -83,6 +86,7 @@ def terms(
         {"model": name, "reward_model": reward_model},
         8 * batch_size,  # rows that are sorted by length together
         check=check_term,
+        keep=keep,
         results=("definition", "score"),
     )
 

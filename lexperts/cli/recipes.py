@@ -1,4 +1,4 @@
-"""Commands that are modules of `lexperts.recipes`: `lexperts train seke`, `lexperts define generate`, ..."""
+"""Commands that are modules of `lexperts.recipes`: `lexperts train seke`, `lexperts define prepare`, ..."""
 
 import sys
 from importlib import import_module

@@ -33,17 +33,6 @@ TRAIN = {
         "language", "train", "Fine-tune an expert, or the gates of a mixture, on texts, chats or definitions."
     ),
 }
-EVALUATE = {
-    "exhird": Command("exhird", "evaluate", "Generate keyphrases for test sets and score them."),
-    "moesumm": Command(
-        "moesumm",
-        "evaluate",
-        "Write summaries of test sets and compare systems by ROUGE and BERTScore.",
-        "train,summaries",
-    ),
-    "definitions": Command("lexicon", "evaluate", "Score generated definitions by up to five metrics.", "definitions"),
-}
 DEFINE = {
     "prepare": Command("lexicon", "prepare", "Split public dictionaries into train, validation and test files."),
-    "generate": Command("lexicon", "generate", "Write the definitions of a file of terms in context."),
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel, pipeline
 
-from lexperts.recipes.exhird import evaluate, prepare, train
+from lexperts.recipes.exhird import prepare, train
 from lexperts.recipes.exhird.schedule import PlateauSchedule, StopAfterRises
 from tests.recipes.helpers import fails, write_rows
 
@@ -46,26 +46,11 @@ def prepared(files, tmp_path_factory):
 
 
 @pytest.mark.parametrize("encoder", ["bigru", "transformer"])
-def test_three_commands_prepare_train_and_score(encoder, prepared, files, tmp_path, capsys):
+def test_two_commands_prepare_and_train(encoder, prepared, tmp_path):
     argv = [*SMALL, *FAST, "--encoder-type", encoder, "--data", prepared, "--output-dir", tmp_path]
     run(train, *argv)
     generate = pipeline("keyphrase-generation", model=str(tmp_path))
     assert isinstance(generate({"title": "graph cuts", "text": "they segment images"}), list)
-    capsys.readouterr()
-    run(evaluate, "--model", tmp_path, "--test-files", f"mine={files}")
-    assert capsys.readouterr().out.startswith("mine: present F1@M ")
-    scores = json.loads((tmp_path / "scores.json").read_text())["mine"]
-    assert scores["documents"] == 12 and {"present", "absent", "total", "repeats"} <= set(scores)
-    assert {"F1@M", "F1@5", "#C@M", "#C@5", "#Avg.Len"} == set(scores["absent"])
-    assert len((tmp_path / "mine.jsonl").read_text().splitlines()) == 12
-    other = ["--model", tmp_path, "--test-files", f"other={files}"]
-    assert "holds scores of 'mine', which this run would replace" in fails(evaluate.main, *other)
-    shared = ["--test-files", f"mine={files}", "--max-rows", "2", "--output-dir", tmp_path / "shared"]
-    shutil.copytree(tmp_path, tmp_path.with_name(f"{tmp_path.name}-copy"))
-    for _ in range(2):  # of the same model
-        run(evaluate, "--model", tmp_path, *shared)
-    message = fails(evaluate.main, "--model", tmp_path.with_name(f"{tmp_path.name}-copy"), *shared)
-    assert f"holds scores of 'mine by {tmp_path}', which this run would replace" in message
 
 
 def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):
@@ -80,7 +65,7 @@ def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):
     assert "validation_files=" in fails(train.main, *argv, "--validation-files", files, files)
 
 
-def test_phrases_replace_only_those_of_an_evaluation(prepared, files, tmp_path, monkeypatch):
+def test_phrases_replace_only_those_of_an_evaluation(prepared, files, tmp_path):
     shutil.copy(files, tmp_path / "mine.jsonl")
     own = ["--test-files", f"mine={tmp_path / 'mine.jsonl'}"]
     argv = [*SMALL, *FAST, "--num-train-epochs", "1", "--encoder-type", "bigru", "--data", prepared]
@@ -90,16 +75,7 @@ def test_phrases_replace_only_those_of_an_evaluation(prepared, files, tmp_path, 
     other = ["--test-files", f"other={files}"]
     for more in ([], ["--overwrite-output-dir", "true"]):  # its own phrases may be replaced
         run(train, *argv, *other, *more)
-    monkeypatch.setattr(evaluate, "open_config", lambda model: pytest.fail("a model was opened"))
-    place = ["--model", tmp_path, "--output-dir", tmp_path.with_name(f"{tmp_path.name}-scores")]
-    assert "would replace" in fails(evaluate.main, "--model", tmp_path, *other, f"mine={files}")
     assert Path(files).read_bytes() == (tmp_path / "mine.jsonl").read_bytes()
-    for name in ("a/b", "a\\b", ".a", "a\tb"):
-        assert f"{name!r} cannot become the name of a file" in fails(
-            evaluate.main, *place, "--test-files", f"{name}={files}"
-        )
-    message = fails(evaluate.main, *place, *own, f"mine={files}")
-    assert f"mine.jsonl and {files} have the same name 'mine'" in message
 
 
 def test_texts_and_titles_of_test_sets_may_be_lists_of_words(files, tmp_path, capsys):
@@ -151,15 +127,6 @@ def test_a_warm_start_is_prepared_and_trained(files, backbone_config, tiny_token
         model = pipeline("keyphrase-generation", model=str(tmp_path / schedule)).model
         trained = model.encoder.word_encoder.backbone.state_dict()
         assert all(torch.equal(trained[name], weights) for name, weights in stock.items() if name in trained)
-
-
-def test_scores_count_repeats_and_both_kinds():
-    source = ["graph", "cuts", "segment", "images"]
-    predictions = [[["graph", "cut"], ["graph", "cuts"], ["tree"]]]
-    scores = evaluate.score(predictions, [[["graph", "cuts"], ["tree"]]], [source])
-    assert scores["repeats"] == pytest.approx(1 / 3)
-    assert (scores["present"]["#C@M"], scores["present"]["#Avg.Len"], scores["absent"]["#C@M"]) == (1, 1, 1)
-    assert scores["present"]["F1@M"] == 1 and scores["present"]["F1@5"] == pytest.approx(2 * 0.2 / 1.2)
 
 
 def test_errors_that_the_user_can_fix_are_one_line(tmp_path):

@@ -119,7 +119,7 @@ def test_answers_are_trained_and_scored_by_one_command(backbone, files, tmp_path
     arguments = [*FAST, "--backbone", backbone, "--output-dir", tmp_path, *files]
     run("qa", *arguments, "--max-seq-len", "40", "--doc-stride", "8", "--cache-states", "true")
     results = json.loads((tmp_path / "results.json").read_text())
-    assert {"exact", "f1", "HasAns_exact", "NoAns_f1"} <= set(results["test"]) and len(results["test_answers"]) == 12
+    assert {"exact", "F1", "HasAns exact", "NoAns F1"} <= set(results["test"]) and len(results["test_answers"]) == 12
     assert pipeline("extractive-qa", model=str(tmp_path))(question="the network", context=TEXT)["answer"] in TEXT
 
 

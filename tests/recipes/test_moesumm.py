@@ -5,25 +5,19 @@ import random
 import re
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BartForConditionalGeneration,
     LlamaForCausalLM,
-    RobertaConfig,
-    RobertaModel,
-    RobertaTokenizer,
     Seq2SeqTrainingArguments,
     pipeline,
 )
 
-from lexperts.recipes.common.bertscore import BertScore
-from lexperts.recipes.moesumm import evaluate, scores, train
+from lexperts.recipes.moesumm import train
 from lexperts.recipes.moesumm.arguments import DataArguments, ModelArguments
 from modeling_moesumm import MoeSummForCausalLM, MoeSummForConditionalGeneration
 from tests.recipes.helpers import fails, save_tiny_bart, save_tiny_llama, write_rows
@@ -207,102 +201,12 @@ def test_few_shot_changes_the_losses_and_trains_in_float32(places, trained, tmp_
         assert model.dtype == torch.float32
 
 
-def test_summaries_of_other_texts_are_not_compared(tmp_path):
-    rows = {
-        "ours": [("a boat", "a boat met a bird"), ("a bell", "a bell met a barn")],
-        "base": [("a boat", "a boat met a bird"), ("a bell", "a bell met a book")],
-        "short": [("a boat", "a boat met a bird")],
-    }
-    for name, pairs in rows.items():
-        write_rows(tmp_path / name / "mail.jsonl", [{"prediction": p, "summary": s} for p, s in pairs])
-    ours, base, short = (f"{name}={tmp_path / name}" for name in rows)
-    for one, other in ((ours, base), (ours, short), (ours, base.replace("base=", "ours="))):
-        baseline = [] if other.startswith("ours") else ["--baseline", other.partition("=")[0]]
-        given = ["--systems", one, other, *baseline, "--output-dir", tmp_path / "scores"]
-        assert "references differ in row 2 (they have" in fails(evaluate.main, *given)
-    run(evaluate, "--systems", ours, base, "--output-dir", tmp_path / "apart")  # without a difference
-
-
-def test_names_of_data_sets_and_systems_become_files(places, trained, tmp_path):
+def test_names_of_data_sets_become_files(places, trained, tmp_path):
     place = places["chat"].partition("=")[2]
     given = ["--datasets", f"cnn/dm={place}", "--model-name-or-path", trained, "--output-dir", tmp_path / "run", *FAST]
     message = "the name 'cnn/dm' cannot become the name of a file"
     assert f"--datasets: {message}" in fails(train.main, *given, "--setting", "few_shot")
-    given = ["--systems", f"cnn/dm={trained}", "--datasets", places["chat"], "--output-dir", tmp_path / "scores"]
-    assert f"--systems: {message}" in fails(evaluate.main, *given)
     assert not any(tmp_path.rglob("*.jsonl"))
-
-
-def test_systems_are_scored_and_compared(places, backbone, trained, tmp_path, capsys):
-    given = ["--systems", f"ours={trained}", f"stock={backbone}", "--baseline", "stock", "--output-dir", tmp_path]
-    given += ["--datasets", *(places[name] for name in SETS), *SHORT]
-    run(evaluate, *given)
-    found = json.loads((tmp_path / "scores.json").read_text(), parse_constant=pytest.fail)
-    rows = {(row["data set"], row["system"]): row for row in found["scores"]}
-    assert len(rows) == 8 and len(found["tests"]) == 4 and {row["system"] for row in found["tests"]} == {"ours"}
-    for system in ("ours", "stock"):
-        means = [rows[name, system]["mean R"] for name in SETS]
-        assert rows["mean of all", system]["mean R"] == pytest.approx(np.mean(means))
-    for row in found["tests"]:
-        difference = rows[row["data set"], "ours"]["mean R"] - rows[row["data set"], "stock"]["mean R"]
-        assert row["difference"] == pytest.approx(difference) and row["low"] <= row["difference"] <= row["high"]
-    assert "from stock" in (tmp_path / "scores.md").read_text()
-
-    cut = tmp_path / "ours" / "mail.jsonl"  # killed after two rows
-    lines = cut.read_text()
-    cut.write_text("".join(lines.splitlines(keepends=True)[:2]))
-    run(evaluate, *given)
-    assert cut.read_text() == lines and json.loads((tmp_path / "scores.json").read_text()) == found
-
-    others = ["--systems", f"other={tmp_path / 'ours'}", "--output-dir", tmp_path]
-    lost = ", ".join(sorted(f"'{system} on {name}'" for system in ("ours", "stock") for name in SETS))
-    assert f"holds scores of {lost}, which this run would replace" in fails(evaluate.main, *others)
-    systems = ["--systems", f"ours={trained}", f"stock={backbone}", "--output-dir", tmp_path]
-    assert lost in fails(evaluate.main, *systems, "--zero-shot", "true", "--datasets", places["chat"])
-    assert json.loads((tmp_path / "scores.json").read_text()) == found
-
-    # the files of summaries are a system as well; two runs are a mean and a spread
-    capsys.readouterr()
-    run(evaluate, "--systems", f"both={tmp_path}/[os]*[sk]", "--output-dir", tmp_path / "both")
-    assert "± runs" in capsys.readouterr().out
-
-
-def test_a_difference_is_one_only_where_it_is_more_than_chance():
-    rng = np.random.default_rng(0)
-    noise = rng.normal(30, 10, 400)
-    for sets in (1, 3):
-        base = [noise[i * 100 : 200 + i * 100] for i in range(sets)]
-        better = scores.compare([values + 1 + rng.normal(0, 2, 200) for values in base], base)
-        tie = scores.compare([values + rng.normal(0, 2, 200) for values in base], base)
-        assert better["low"] > 0 and better["p"] < 0.01 and tie["low"] < 0 < tie["high"] and tie["p"] > 0.05
-        assert better["low"] < better["difference"] < better["high"]
-        assert scores.compare(base, base) == {"difference": 0.0, "low": 0.0, "high": 0.0, "p": 1.0}
-    # without a variance there is no p, and never nan
-    assert scores.compare([noise + 2, noise[:1]], [noise, noise[:1] - 1])["p"] is None
-    # one large and one small data set count alike
-    assert scores.compare([noise + 2, noise[:10]], [noise, noise[:10]])["difference"] == pytest.approx(1)
-
-
-def test_rouge_is_that_of_hand_counting():
-    found = scores.rouge(["the cat sat down. a dog ran."], ["A dog ran. The cats sat up."])
-    # 7 words each, 6 of them common once "cats" is stemmed; the longest common sequence is "the cat sat" of 3 words
-    assert found["rouge1"][0] == pytest.approx(100 * 6 / 7) and found["rougeL"][0] == pytest.approx(100 * 3 / 7)
-    assert found["rougeLsum"][0] == pytest.approx(100 * 6 / 7)  # a sentence at a time, order does not matter
-    assert scores.rouge(["the cats"], ["the cat"], stemming=False)["rouge1"][0] == pytest.approx(50)
-
-
-def test_bertscore_is_of_the_last_layer_by_default_and_0_for_a_blank_summary(tmp_path):
-    alphabet = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    vocabulary = {sign: i for i, sign in enumerate(alphabet)}
-    RobertaTokenizer(vocab=vocabulary, merges=[], model_max_length=60).save_pretrained(tmp_path)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    RobertaModel(RobertaConfig(vocab_size=len(alphabet), max_position_embeddings=66, **sizes)).save_pretrained(tmp_path)
-    texts, references = ["a boat", " \n", "sail"], ["a boat", "a boat", "a boat"]
-    found = {layer: scores.bertscore(texts, references, str(tmp_path), layer) for layer in (None, 0, 1, 2)}
-    np.testing.assert_allclose(found[None], found[2])
-    assert found[0][2] != pytest.approx(found[2][2])
-    assert found[None][:2] == pytest.approx([100, 0], abs=1e-3) and found[None][2] != pytest.approx(found[1][2])
-    assert BertScore(str(tmp_path), 1).scorer._tokenizer.model_max_length == 60  # its own limit, below the model's
 
 
 def test_a_stock_models_step_counts_every_token_alike(backbone, tmp_path):
@@ -344,21 +248,11 @@ def test_deputies_learn_at_a_rate_of_their_own(backbone, tmp_path):
     assert not names
 
 
-def test_summaries_of_other_texts_or_models_are_not_taken(backbone, tmp_path):
-    test, model = tmp_path / "data" / "test.jsonl", tmp_path / "model"
-    write_rows(test, some_rows(3, "test"))
+def test_a_model_of_another_backbone_is_not_taken(backbone, tmp_path):
+    model = tmp_path / "model"
     shutil.copytree(backbone, model)
-    scored = ["--systems", f"x={model}", "--datasets", f"mail={tmp_path / 'data'}", "--output-dir", tmp_path / "scores"]
-    scored += SHORT
-    run(evaluate, *scored)
-    write_rows(test, some_rows(3, "other test"))  # as many rows
-    assert "texts=mail (" in fails(evaluate.main, *scored)
-    write_rows(test, some_rows(3, "test"))
-    run(evaluate, *scored)
-    assert "num_beams=2 before, 1 now" in fails(evaluate.main, *scored, "--num-beams", 1)
     tokenizer = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"model_max_length": 5}))
-    assert "model=model (" in fails(evaluate.main, *scored)
     train_rows = write_rows(tmp_path / "data" / "train.jsonl", some_rows(12, "train"))
     given = train_arguments(
         {"mail": f"mail={train_rows.parent}"}, model, tmp_path / "out", "--max-steps", 1, sets=["mail"]
@@ -366,8 +260,6 @@ def test_summaries_of_other_texts_or_models_are_not_taken(backbone, tmp_path):
     run(train, *given)
     shutil.copytree(backbone, model, dirs_exist_ok=True)
     assert "model_name_or_path=model (" in fails(train.main, *given)
-    (tmp_path / "scores" / "x" / "mail.jsonl.settings.json").unlink()
-    assert "is not of a run" in fails(evaluate.main, *scored)
 
 
 def test_errors_name_the_value(places, backbone, trained, tmp_path):
@@ -382,14 +274,6 @@ def test_errors_name_the_value(places, backbone, trained, tmp_path):
         assert expected in fails(train.main, *arguments, "--datasets", *sets)
     few = ["--setting", "few_shot", "--few-shot-rows", 50]
     assert "--few-shot-rows 50 exceeds the 20 rows" in fails(train.main, *arguments, *few)
-    ours = ["--systems", f"ours={trained}", "--output-dir", tmp_path / "scores"]
-    for more, expected in (
-        (["--datasets", places["chat"]], "was not trained on 'chat'"),
-        ([], "Pass --datasets"),
-        (["--baseline", "mix"], "not one of the systems ours"),
-        (["--systems", f"a={tmp_path}/no*"], "nothing matches"),
-    ):
-        assert expected in fails(evaluate.main, *ours, *more)
 
 
 # --- decoders -------------------------------------------------------------------------------------------------------
@@ -409,9 +293,7 @@ DECODER = ["--deputy-intermediate-size", "8", "--max-length", "160", "--max-targ
 @pytest.mark.parametrize(
     "options", [["--train", "deputies"], ["--train", "deputies", "--lora-r", "2"], ["--train", "all"]]
 )
-def test_a_decoder_is_trained_by_the_same_command_and_its_summaries_are_scored(
-    options, places, decoder, tmp_path, capsys
-):
+def test_a_decoder_is_trained_by_the_same_command(options, places, decoder, tmp_path):
     data, steps = [places[name] for name in SETS[:2]], ["--max-steps", "2", "--learning-rate", "0.01"]
     run(train, "--model-name-or-path", decoder, "--datasets", *data, *options, *DECODER, *steps, *SHORT,
         "--output-dir", tmp_path / "made")  # fmt: skip
@@ -425,9 +307,6 @@ def test_a_decoder_is_trained_by_the_same_command_and_its_summaries_are_scored(
         return
     summarize = pipeline("moe-summarization", model=str(tmp_path / "made"), device="cpu")
     assert len(summarize(["The bird met a boat."], dataset="mail")) == 1
-    scored = ["--systems", f"ours={tmp_path / 'made'}", "--datasets", *data, "--output-dir", tmp_path / "scores"]
-    run(evaluate, *scored, "--summary-length", "12", "--num-beams", "1")
-    assert (tmp_path / "scores" / "scores.json").exists()
 
 
 @pytest.mark.parametrize("lora", [[], ["--lora-r", "2", "--train-sampling-strategy", "group_by_length"]])

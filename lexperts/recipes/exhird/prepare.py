@@ -6,7 +6,7 @@
 
 The output folder contains `tokenizer`, `train` and `validation`, for `lexperts train exhird --data`. As in ExHiRD, documents of
 more than 400 words or 80 target words are dropped, and so are keyphrases of more than six words; the log counts them. Test sets
-need no preparation: `lexperts evaluate exhird` reads their JSON Lines.
+need no preparation: training reads their JSON Lines.
 """
 
 from pathlib import Path

@@ -9,7 +9,7 @@
 A pretrained --backbone may be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt.
 
 Documents are prepared in OUTPUT_DIR/data, as by `lexperts train exhird-data`; --data takes prepared documents, for several
-models on the same documents. Test sets are scored as by `lexperts evaluate exhird`. The output folder holds the best model
+models on the same documents. Test sets are scored at the end. The output folder holds the best model
 by validation loss, its code and its pipeline.
 """
 

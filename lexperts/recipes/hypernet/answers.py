@@ -12,11 +12,11 @@ from tqdm import tqdm
 
 from modeling_hypernet import DataCollatorForTextPairs, HypernetForQuestionAnswering, tokenize_questions
 
+from ...evaluate import score_answers
 from ..data import Rows, load_splits, to_columns
 from ..training import RecipeTrainer, fit, write_results
 from .arguments import ModelArguments, QuestionDataArguments
 from .models import build_model, make_trainer, open_tokenizer, save_pipeline
-from .squad_scores import squad_scores
 
 COLUMNS = ("question", "context", "answers")
 
@@ -37,7 +37,7 @@ def score(answer, split: str, rows: list[dict], args: QuestionDataArguments) -> 
     options["handle_impossible_answer"] = not all(gold)
     examples = ({"question": row["question"], "context": row["context"]} for row in rows)
     answers = list(tqdm(answer(examples, **options), total=len(rows), unit="question", desc=split))
-    scores = squad_scores([one["answer"] for one in answers], gold)
+    scores = {name: found.value for name, found in score_answers([one["answer"] for one in answers], gold).items()}
     print(f"{split}: " + "   ".join(f"{name} {value:.1f}" for name, value in scores.items()))
     for row, one, correct in list(zip(rows, answers, gold, strict=True))[: args.show]:
         text = f"{one['answer'] or 'no answer'} ({one['score']:.2f})"

@@ -5,15 +5,13 @@ from typing import Literal
 
 from run_tools.errors import UserError
 from run_tools.option_values import LARGEST_SEED
-from run_tools.options import check_file_names, option, parse_name_place, required
+from run_tools.options import option, parse_name_place, required
 
 from ..common.arguments import TRAINING, RunFolderArguments
 
 TRAINED = {"all": "", "mlp": ".mlp.", "linear": "_proj."}  # parts of the names of these weights
 ROUTER_PARTS = ("gates", "experts", "all")
 Dtype = Literal["float32", "bfloat16", "float16", "auto"]
-METRICS = ("bleu", "rouge", "meteor", "bertscore", "mauve")
-BLEU_KINDS = ("sacrebleu", "nltk", "moses")
 WITHOUT_CONTEXTS = ("Hei++", "MultiRD", "Webster's Unabridged")
 ROWS = "JSON Lines with term, context, definition"
 DTYPE = "data type of the loaded weights: float32, bfloat16, auto"
@@ -86,87 +84,6 @@ class RouterArguments:
 
 
 @dataclass
-class GenerateArguments:
-    """Arguments of `lexperts define generate`."""
-
-    model_name_or_path: str = required("Hub id or folder of the model", kind="model")
-    test_files: list[str] = required(f"files of rows to define: {ROWS}", kind="file")
-    output: str = required("output file, .jsonl", kind="output file")
-    max_rows: int | None = option(None, "use only the first N rows", least=1)
-    batch_size: int = option(16, "rows per batch; each batch has its own random seed", least=1)
-    max_new_tokens: int = option(64, "maximum tokens of a definition", least=1)
-    sample: bool = option(False, "sample a definition instead of greedy decoding")
-    temperature: float = option(0.6, "sampling temperature", above=0)
-    top_k: int = option(50, "number of most likely tokens to sample from", least=0)
-    top_p: float = option(0.9, "probability mass of the tokens to sample from", above=0, most=1)
-    repetition_penalty: float = option(1.05, "repetition penalty while sampling", above=0)
-    best_of: int = option(1, "number of sampled definitions per row, of which the best is taken", least=1)
-    reward_model: str | None = option(
-        None,
-        "Hub id or folder of a sequence classifier that ranks the samples; by default their likelihood",
-        kind="model",
-    )
-    on_long: Literal["truncate", "error"] = option(
-        "truncate", "contexts that are too long: truncate them around the term, or error"
-    )
-    routing_policy: Literal["token", "sequence_soft", "sequence_hard", "domain"] | None = option(
-        None, "routing policy, in place of the mixture's own"
-    )
-    experts_per_token: int | None = option(
-        None, "experts per token of the token policy, in place of the mixture's own", least=1
-    )
-    embedder: str | None = option(
-        None, "sentence embedder of the centroids, or minilm; by default the mixture's own", kind="embedder"
-    )
-    seed: int = option(42, "random seed of sampling", least=0, most=LARGEST_SEED)
-    dtype: Dtype = option("float32", DTYPE)
-    device: str | None = option(None, "device, such as cpu; by default an accelerator if available")
-
-    def __post_init__(self):
-        if not self.output.endswith(".jsonl"):
-            raise UserError(f"output={self.output!r} does not end in .jsonl. Rename it: it is written as JSON Lines.")
-        self.sample = self.sample or self.best_of > 1
-
-    def generate_kwargs(self) -> dict:
-        """Decoding options for `DefinitionGenerator`; greedy decoding needs no others."""
-        if not self.sample:
-            return {"max_new_tokens": self.max_new_tokens}
-        names = ("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty")
-        return {"do_sample": True} | {name: getattr(self, name) for name in names}
-
-
-@dataclass
-class EvaluationArguments:
-    """Arguments of `lexperts evaluate definitions`."""
-
-    files: list[str] = required("NAME=FILE of each system; several files of one name are its seeds", kind="NAME=FILE")
-    output_dir: str = required("folder for scores.json and the scores of rows", kind="output folder")
-    baseline: str | None = option(None, "system that others are compared with")
-    references: list[str] | None = option(None, "more JSON Lines files whose definitions are references", kind="file")
-    metrics: list[str] = option(list(METRICS), "metrics to compute", choices=METRICS)
-    bleu: str = option("sacrebleu", "BLEU of sacrebleu, of nltk, or of moses (the paper's)", choices=BLEU_KINDS)
-    bertscore_model: str | None = option(None, "folder or Hub id for BERTScore, such as roberta-large", kind="model")
-    bertscore_layer: int | None = option(
-        None, "layer of that model; default: bert-score's choice, or the last", least=0
-    )
-    mauve_model: str | None = option(None, "model of MAUVE: folder or Hub id, such as gpt2-large", kind="model")
-    batch_size: int = option(64, "texts per batch of these models", least=1)
-    seed: int = option(0, "bootstrap seed", least=0, most=LARGEST_SEED)
-
-    def __post_init__(self):
-        self.files_by_system: dict[str, list[str]] = {}
-        for value in self.files:
-            name, path = parse_name_place(value, "--files", "dense=dense.jsonl", "NAME=FILE")
-            self.files_by_system.setdefault(name, []).append(path)
-        check_file_names(self.files_by_system, "--files")
-        if self.baseline is not None and self.baseline not in self.files_by_system:
-            raise UserError(
-                f"--baseline {self.baseline!r} is not one of the systems {', '.join(self.files_by_system)}."
-            )
-        self.metrics = list(dict.fromkeys(self.metrics))
-
-
-@dataclass
 class PreparationArguments:
     """Arguments of `lexperts define prepare`."""
 
@@ -204,8 +121,6 @@ class PreparationArguments:
 ARGUMENTS = {
     "train_expert": (ModelArguments, DataArguments, RunFolderArguments, TRAINING),
     "tune_router": (RouterArguments, DataArguments, RunFolderArguments, TRAINING),
-    "evaluate": (EvaluationArguments,),
-    "generate": (GenerateArguments,),
     "prepare": (PreparationArguments,),
 }
 # the YAML files in this folder, by the command that they are for

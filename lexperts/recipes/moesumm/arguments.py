@@ -124,25 +124,8 @@ class GenerationArguments:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-@dataclass(kw_only=True)
-class EvaluationArguments(ColumnArguments):
-    """Systems and metrics."""
-
-    systems: list[str] = required("NAME=PLACE: a model, or a folder of summaries, or a pattern of such folders")
-    baseline: str | None = option(None, "system that the others are compared with")
-    datasets: list[str] = option([], f"test sets for models, {PLACES}", kind="NAME=PLACE")
-    only: str = option("*", "pattern of the data sets' names to score, such as '*-10'")
-    split: Literal["train", "validation", "test"] = option("test", "split to score")
-    output_dir: str = option("runs/scores", "folder of summaries, scores.json, scores.md", kind="output folder")
-    zero_shot: bool = option(False, "use only the main expert, for data sets without training")
-    stemming: bool = option(True, "stem words for ROUGE")
-    bertscore_model: str | None = option(None, "folder or Hub id of a model for BERTScore; default: none", kind="model")
-    bertscore_layer: int | None = option(None, "layer for BERTScore; default: the last", least=0)
-
-
 ARGUMENTS = {
     "train": (ModelArguments, FewShotArguments, DataArguments, GenerationArguments, RunFolderArguments, TRAINING),
-    "evaluate": (EvaluationArguments, GenerationArguments),
 }
 # the YAML files in this folder, by the command that they are for
 CONFIGS = {"train": ("bart_large_authors", "bart_large_paper", "small_cpu", "smollm2_cpu")}

@@ -15,8 +15,8 @@ selectors, and with --lora-r also LoRA on the backbone's attention. The paper's 
 --variant backbone (on all data sets, or on a single one), flat_moe, no_dataset and no_margin.
 
 --setting few_shot starts from such a model, samples rows of each data set's train split, trains deputies and selectors on
-them (all weights for a backbone), and writes summaries of the test split for `lexperts evaluate moesumm`. Zero-shot needs no
-training: `lexperts evaluate moesumm --zero-shot true`.
+them (all weights for a backbone), and writes summaries of the test split for `lexperts evaluate summaries`. Zero-shot needs no
+training: `lexperts summarize` without --dataset.
 
 Documents and summaries that are too long are truncated and counted.
 """
@@ -266,7 +266,7 @@ class FewShot:
                     pipeline("moe-summarization", model=model, tokenizer=self.tokenizer).save_pretrained(part)
                     part.rename(saved)
                 file.write_summaries(model, self.tokenizer)
-        print(f"\nThe summaries are in {self.output}: lexperts evaluate moesumm --systems 'ours={self.output}/draw_*'")
+        print(f"\nThe summaries are in {self.output}: lexperts evaluate summaries FILE --prediction-column prediction")
 
     def open_summaries(self, path: Path, settings: dict, dataset: str | None, name: str) -> SummaryFile:
         """The summaries of a sample. Those of other settings are removed if the folder is to be overwritten."""

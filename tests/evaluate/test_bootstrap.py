@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lexperts.recipes.common.bootstrap import bootstrap_means, confidence_interval
+from lexperts.evaluate.bootstrap import bootstrap_means, confidence_interval
 
 
 def test_means_are_those_of_drawn_rows():

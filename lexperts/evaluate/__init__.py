@@ -1,0 +1,8 @@
+"""Scores of keyphrases, summaries, definitions and answers, of lists or files, with intervals and paired tests."""
+
+from .compare import compare, format_results
+from .scores import Score, score_answers, score_definitions, score_keyphrases, score_summaries
+
+__all__ = [
+    "Score", "compare", "format_results", "score_answers", "score_definitions", "score_keyphrases", "score_summaries",
+]  # fmt: skip

@@ -1,0 +1,143 @@
+"""`lexperts define term` and `terms`: what the pipeline returns, interruptions, terms in their contexts."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, pipeline
+from typer.testing import CliRunner
+
+from lexperts.cli.define import app
+from lexperts.recipes.lexicon import train_expert
+from modeling_lexicon.terms_lexicon import find_term, truncate_context_around
+from tests.recipes import helpers
+from tests.recipes.helpers import read_rows, write_rows
+from tests.recipes.lexicon_helpers import kind_rows
+
+TINY = {**helpers.TINY, "initializer_range": 0.2}
+ROWS = kind_rows(0, 10)
+TERMS = [{name: row[name] for name in ("term", "context")} for row in ROWS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A dense model."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder / "dense")
+    train_expert.train_tokenizer(ROWS, TINY["vocab_size"]).save_pretrained(folder / "dense")
+    return folder
+
+
+def test_terms_of_a_file_are_defined(folder, tmp_path):
+    """`lexperts define terms` writes what the pipeline returns."""
+    source, output = write_rows(tmp_path / "in.jsonl", TERMS), tmp_path / "out.jsonl"
+    command = ["terms", str(source), str(output), "-m", str(folder / "dense")]
+    command += ["--max-new-tokens", "6", "--batch-size", "4"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0 and "10 documents in" in result.output, result.output
+    define = pipeline("definition-modeling", model=str(folder / "dense"), max_new_tokens=6)
+    expected = [row | one for row, one in zip(TERMS, define(TERMS), strict=True)]
+    assert [line["definition"] for line in read_rows(output)] == [line["definition"] for line in expected]
+    error = CliRunner().invoke(app, [*command, "--best-of", "2"])
+    assert error.exit_code == 2 and "best_of=1 before, 2 now" in error.stderr
+    other = shutil.copytree(folder / "dense", tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    error = CliRunner().invoke(app, [*command[:3], "-m", str(other), *command[5:]])
+    assert error.exit_code == 2 and "model=dense (" in error.stderr
+    assert "complete, nothing to do" in CliRunner().invoke(app, command).output
+
+
+def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_reported(folder, tmp_path):
+    rows = [*TERMS[:9], {"term": "axe", "context": None}]
+    source, whole, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    options = ["-m", str(folder / "dense"), "--max-new-tokens", "6", "--best-of", "2", "--batch-size", "1"]
+    CliRunner().invoke(app, ["terms", str(source), str(whole), *options])
+    output.write_text("".join(whole.read_text().splitlines(keepends=True)[:8]))  # as if killed after a batch
+    shutil.copy(f"{whole}.settings.json", f"{output}.settings.json")
+    done = CliRunner().invoke(app, ["terms", str(source), str(output), *options])
+    assert done.exit_code == 0 and "2 of them new; 1 could not be processed" in done.output, done.output
+    assert output.read_bytes() == whole.read_bytes()
+    assert read_rows(output)[9] == rows[9] | {"error": "its context is None, not a text"}
+
+
+def test_a_definition_of_the_source_is_not_replaced(folder, tmp_path):
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    error = CliRunner().invoke(app, ["terms", str(source), str(output), "-m", str(folder / "dense")])
+    assert error.exit_code == 2 and "column 'definition' has the name of a result" in error.stderr
+    assert not output.exists()
+    keep = ["--keep", "term", "--keep", "context", "--max-new-tokens", "2"]
+    done = CliRunner().invoke(app, ["terms", str(source), str(output), "-m", str(folder / "dense"), *keep])
+    assert done.exit_code == 0, done.output
+    assert [row.keys() for row in read_rows(output)] == [{"id", *TERMS[0], "definition", "score"}] * len(ROWS)
+
+
+def test_a_file_without_the_columns_names_no_option_that_the_command_lacks(folder, tmp_path):
+    source = write_rows(tmp_path / "in.jsonl", [{"term": "axe", "sentence": "an axe fell"}])
+    error = CliRunner().invoke(app, ["terms", str(source), str(tmp_path / "out.jsonl"), "-m", str(folder / "dense")])
+    assert error.exit_code == 2 and "has no column 'context'" in error.stderr and "--" not in error.stderr
+
+
+@pytest.mark.parametrize("options, count", [((), 1), (("--num-definitions", "3"), 3), (("--best-of", "4"), 1)])
+def test_a_term_of_the_command_line_is_defined(options, count, folder, monkeypatch):
+    command = ["term", "bell", "-c", "the bell rang", "--json", *options]
+    monkeypatch.setattr("run_tools.packaged.find_packaged", lambda name: str(folder / "dense"))
+    given = CliRunner().invoke(app, [*command, "-m", str(folder / "dense")])
+    by_default = CliRunner().invoke(app, command)
+    found = json.loads(given.stdout.splitlines()[-1])
+    assert 1 <= len(found) <= count and {"term", "definition", "score"} <= found[0].keys()
+    assert json.loads(by_default.stdout.splitlines()[-1]) == found
+
+
+def test_a_term_without_a_context_of_its_own_is_defined_with_a_warning(folder, monkeypatch):
+    warnings = []
+    logger = SimpleNamespace(warning=warnings.append, warning_once=warnings.append)
+    monkeypatch.setattr("modeling_lexicon.generation_lexicon.logger", logger)
+    define, rows = pipeline("definition-modeling", model=str(folder / "dense")), []
+    for term in ("gong", "Bell", "to bell"):
+        rows.append({"term": term, "context": "the bell rang"})
+        assert define(rows[-1])["term"] == term
+    assert len(warnings) == 1 and "'gong' does not occur in its context" in warnings[0]
+    assert define(rows) == [define(row) for row in rows]
+    assert any(text.startswith("Some terms do not occur in their contexts, such as 'gong'") for text in warnings)
+
+
+@pytest.mark.parametrize(
+    "term, context, place",
+    [
+        ("primary", "Closed primaries, then a primary.", range(4, 5)),  # the word itself first
+        ("closed primary", "They hold closed primaries.", range(2, 4)),
+        ("to prune", "Prune the roses.", range(0, 1)),
+        ("advance", "We are advancing.", range(2, 3)),
+        ("day", "In other days", range(2, 3)),
+        ("primary election", "Two primary elections", range(1, 3)),
+        ("stop", "It stopped.", range(1, 2)),
+        ("car", "They care", None),
+        ("care", "A car", None),
+        ("cat", "A catalogue of dogs", None),
+        ("prune", "A prudent man", None),
+        ("to", "nowhere at all", None),
+        ("C++", "Neither C nor C++.", range(3, 4)),
+        ("Acme, Inc.", "That is “Acme Inc”", range(2, 4)),
+        ("*rose*", "Two ‘roses’ —", range(1, 2)),
+        ("…", "And then … —", range(2, 3)),
+        ("नदी", "नदे", None),
+    ],
+)
+def test_a_term_is_found_in_its_context_in_another_form(term, context, place):
+    assert find_term(term, context.split()) == place
+
+
+def test_a_long_context_is_truncated_around_the_term():
+    assert truncate_context_around("axe", "a b c axe d e", lambda text: len(text.split()) <= 3) == "c axe d"
+    assert truncate_context_around("axe", "a b", lambda text: False) is None
+    assert truncate_context_around("to chop", "a b c chopped d e", lambda text: len(text.split()) <= 4) == "c chopped d"
+
+
+def test_fewer_samples_than_definitions_name_both_options():
+    error = CliRunner().invoke(app, ["term", "axe", "-c", "an axe fell", "--best-of", "2", "--num-definitions", "3"])
+    assert error.exit_code == 2 and "--num-definitions 3 needs --best-of 3 or more, got 2." in error.stderr
