@@ -52,7 +52,9 @@ def index_of(file):
     def damage(folder):
         names = load_file(folder / WEIGHTS)
         (folder / WEIGHTS).unlink()
-        (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, file)}))
+        (folder / f"{WEIGHTS}.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, file)})
+        )
 
     return damage
 
