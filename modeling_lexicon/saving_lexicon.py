@@ -70,8 +70,7 @@ class SelfContainedCheckpointMixin(CheckedModelMixin):
     def _save_companions(self, folder: Path, files: list[str]):
         """Writes the pipelines with their relative imports, and `requirements.txt` unless it exists."""
         folder.mkdir(parents=True, exist_ok=True)
-        imported = {other for file in files for other in get_relative_import_files(file)}
-        for file in {*files, *imported}:
+        for file in {*files, *(other for each in files for other in get_relative_import_files(each))}:
             shutil.copyfile(file, folder / Path(file).name)
         requirements = folder / "requirements.txt"
         if files and self.pipeline_requirements and not requirements.exists():
@@ -100,6 +99,4 @@ def lexperts_tools(module: str, what: str):
     try:
         return importlib.import_module(f"run_tools.{module}")
     except ImportError as error:
-        raise ImportError(
-            f"{what} needs Lexperts, which saved models do not. Install it with: pip install lexperts"
-        ) from error
+        raise ImportError(f"{what} needs Lexperts. Install it with: pip install lexperts") from error

@@ -12,6 +12,7 @@ from transformers.pipelines.pt_utils import KeyDataset
 
 import lexperts  # noqa: F401
 from run_tools.cards import is_blank
+from run_tools.loading import check_option_types
 from run_tools.packaged import DEFAULT_MODELS
 from tests.modeling_exhird.conftest import tiny_exhird, tokenizer_for  # noqa: F401
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
@@ -204,13 +205,10 @@ def test_none_in_a_call_is_the_default_also_where_the_pipeline_has_another_value
 
 @pytest.mark.parametrize("number", [np.int64(1), np.array(1), torch.tensor(1)], ids=["numpy", "array", "tensor"])
 def test_scalars_of_numpy_and_torch_are_numbers(number, runs):
-    run, rows, options = runs("extractive-qa")
-    assert run(rows, top_k=number, null_score_diff_threshold=number, **options) == run(
-        rows, top_k=1, null_score_diff_threshold=1.0, **options
-    )
-    assert run(rows, handle_impossible_answer=np.True_) == run(rows, handle_impossible_answer=True)
-    with pytest.raises(TypeError, match="handle_impossible_answer=.* must be of type bool"):
-        run(rows, handle_impossible_answer=number)
+    run, kinds = runs("extractive-qa")[0], {"count": int, "share": float, "yes": bool}
+    check_option_types(run, {"count": number, "share": number, "yes": np.True_}, kinds)
+    with pytest.raises(TypeError, match="yes=.* must be of type bool"):
+        check_option_types(run, {"yes": number}, kinds)
 
 
 def test_a_pipeline_under_a_name_of_its_own_takes_every_model(runs):
