@@ -3,6 +3,7 @@
 import ast
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import typer
 
@@ -25,19 +26,20 @@ def runner_of(command: Command):
         classes, folder = arguments.ARGUMENTS[command.module], FOLDER / command.recipe
         text = ast.get_docstring(ast.parse((folder / f"{command.module}.py").read_text(encoding="utf-8"))) or ""
         if not print_help(context.args, context.command_path, text, classes, folder):
-            train(command, classes, folder, context.args)
+            train(command, arguments, folder, context.args)
 
     return run
 
 
-def train(command: Command, classes: tuple[type, ...], folder: Path, argv: list[str]) -> None:
+def train(command: Command, arguments: ModuleType, folder: Path, argv: list[str]) -> None:
     """Runs a training. One that is complete stays as it is."""
     try:
-        from transformers import TrainingArguments
-
         from ..recipes.training import CompleteRunError, start_run
 
-        groups, given = parse([*classes, TrainingArguments], argv, folder)
+        package, name = getattr(arguments, "TRAINING", ("transformers", "TrainingArguments"))
+        groups, given = parse(
+            [*arguments.ARGUMENTS[command.module], getattr(import_module(package), name)], argv, folder
+        )
         script = import_module(f"lexperts.recipes.{command.recipe}.{command.module}")
     except ModuleNotFoundError as error:
         raise ImportError(f"Training needs {error.name}. Install it with: pip install 'lexperts[train]'") from error

@@ -1,1 +1,0 @@
-"""Experts that are trained to be merged: `lexperts train expert`."""
