@@ -25,6 +25,7 @@ def at(backbone_config, tiny_tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     at = SimpleNamespace(**{name: folder / name for name in ("bert", "bart", "llama", "mixtral", "mail")})
     at.rows = write_rows(folder / "rows.jsonl", some_rows())
+    at.texts = write_rows(folder / "texts.jsonl", [{"text": row["text"]} for row in some_rows()])
     for split in ("train", "validation", "test"):
         write_rows(at.mail / f"{split}.jsonl", some_rows())
     torch.manual_seed(0)
