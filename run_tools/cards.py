@@ -31,8 +31,9 @@ The same without the package: pin a revision whose code you have read, and pass 
 
 ## Scores
 
-None are recorded: this card was written when the model was saved. Evaluate the model on your own data.
+{scores}
 {missing}"""
+NO_SCORES = "None are recorded: this card was written when the model was saved. Evaluate the model on your own data."
 
 
 class ModelUse(NamedTuple):
@@ -105,8 +106,10 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
     return path
 
 
-def build_model_card(model, *, repo_id: str | None = None, **metadata) -> "ModelCard":
-    """A card from the model's class and configuration, without scores. Arguments as in `write_model_card`."""
+def build_model_card(
+    model, *, repo_id: str | None = None, scores: str = NO_SCORES, **metadata: Any
+) -> "ModelCard":
+    """A card from the model's class and configuration, and a section on its scores. Other arguments as in `write_model_card`."""
     from huggingface_hub import ModelCard
 
     config, name = model.config, type(model).__name__
@@ -129,6 +132,7 @@ def build_model_card(model, *, repo_id: str | None = None, **metadata) -> "Model
         parameters=model.num_parameters(),
         base=f", made from `{base}`" if base else "",
         code=opening_code(type(model), use, repo_id or UNKNOWN_PATH),
+        scores=scores,
         missing=f"\nBefore you publish it, add to the metadata above: {', '.join(lacking)}.\n" if lacking else "",
     )
     return ModelCard(join_card(known, text))
