@@ -22,7 +22,7 @@ def percent(value: float | None) -> str:
 
 def describe_scores(results: Mapping) -> str:
     """How the model was selected, what its scores mean, and the scores of the test documents."""
-    tests = {"all": results["test"], **results["test_files"]} if "test" in results else {}
+    tests = results.get("test", {})
     rows = [
         (name, f"{row['documents']:,}", f"`{rules}`", *(percent(row[rules][measure]) for measure in MEASURES))
         for name, row in tests.items()
@@ -53,10 +53,10 @@ def write_card(model, folder: str | Path, results: Mapping, training_args: Any, 
     documents = ", ".join(f"{number:,} for {split}" for split, number in results["documents"].items() if number)
     training = f"## Training\n\nDocuments: {documents}.\n\n{make_table(('setting', 'value'), settings)}\n"
     evaluated = [
-        EvalResult("token-classification", "test", "test", f"f1@{k}", results["test"][rules][f"f1@{k}"], metric_name=f"F1@{k}, {rules}")
+        EvalResult("token-classification", name, name, f"f1@{k}", scores[rules][f"f1@{k}"], metric_name=f"F1@{k}, {rules}")
+        for name, scores in results.get("test", {}).items()
         for rules in ("lexperts", "seke")
         for k in (5, 10)
-        if "test" in results
     ]  # fmt: skip
     metadata = {"model_name": Path(folder).resolve().name, "eval_results": evaluated} if evaluated else {}
     card = build_model_card(model, repo_id=repo_id, scores=f"{describe_scores(results)}\n\n{training}", **metadata)

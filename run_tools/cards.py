@@ -106,9 +106,7 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
     return path
 
 
-def build_model_card(
-    model, *, repo_id: str | None = None, scores: str = NO_SCORES, **metadata: Any
-) -> "ModelCard":
+def build_model_card(model, *, repo_id: str | None = None, scores: str = NO_SCORES, **metadata: Any) -> "ModelCard":
     """A card from the model's class and configuration, and a section on its scores. Other arguments as in `write_model_card`."""
     from huggingface_hub import ModelCard
 

@@ -13,7 +13,7 @@ class ModelArguments:
     """The model: its backbone, its head, and which weights are trained."""
 
     backbone: str = option("minilm", "Hub id or folder of an encoder; minilm is in lexperts[offline]")
-    start_from: str | None = option(None, "SEKE model to fine-tune, instead of a backbone: Hub id, folder, default, tiny")
+    start_from: str | None = option(None, "SEKE model to fine-tune, not a backbone: Hub id, folder, default or tiny")
     teacher: str | None = option(None, "SEKE model that a small new one imitates: Hub id, folder or default")
     teacher_weight: float = option(0.8, "weight of the teacher's probabilities, where labels have the rest")
     student_hidden_size: int = option(128, "width of the model that imitates a teacher")
@@ -43,9 +43,7 @@ class DataArguments(ColumnArguments, SplitArguments):
 
     train_files: list[str] | None = option(None, "JSON Lines; STYLE=FILE names a file's style of annotation")
     validation_files: list[str] | None = option(None, "the same; --fit-ranker also fits a ranker for each style")
-    test_files: list[str] | None = option(
-        None, "scored after training; NAME=FILE also by itself, and with NAME:STYLE=FILE the style is asked for"
-    )
+    test_files: list[str] | None = option(None, "scored after training, by names: NAME=FILE, NAME:STYLE=FILE")
     unlabelled_files: list[str] | None = option(None, "with --teacher: more texts to imitate it on, JSON Lines")
     validation_share: float = option(0.2, "share for validation, without validation files")
     validation_limit: int | None = option(None, "use at most the first N documents of each validation file")
@@ -54,14 +52,11 @@ class DataArguments(ColumnArguments, SplitArguments):
     style_dropout: float = option(0.3, "share of training rows whose style is hidden, to work without one")
     fit_ranker: bool = option(False, "whether to fit a ranker of phrases on the validation documents, not a threshold")
     tagger: str | None = option(None, "spaCy pipeline, as en_core_web_sm, for a ranker that knows noun phrases")
-    as_noun_phrases: list[str] = option(
-        [], "styles that are never hidden: without one, their documents count with keyphrases that are noun phrases only"
-    )
+    as_noun_phrases: list[str] = option([], "styles whose documents count without it by their noun phrases only")
     language: str | None = option(None, "stemmer, such as german, or none (default: that of the model, or english)")
     max_length: int = option(256, "sub-tokens per window")
     early_stopping_patience: int = option(5, "epochs without a gain in F1@10 before training stops; 0 for never")
     early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts")
-    show: int = option(3, "number of test documents to print with their keyphrases")
 
     def __post_init__(self):
         if (self.mixing_temperature is None) != (self.rows_per_epoch is None):

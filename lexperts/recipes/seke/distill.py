@@ -15,8 +15,7 @@ from modeling_seke import SekeConfig, SekeForTokenClassification
 
 from ..training import RecipeTrainer
 from .arguments import ModelArguments
-
-MOST_KEPT = 1_000_000  # rows whose logits are kept
+from .data import UNLABELLED
 
 
 def principal_components(rows: torch.Tensor, size: int) -> torch.Tensor:
@@ -53,41 +52,10 @@ def new_student(teacher: SekeForTokenClassification, args: ModelArguments, head:
     return student
 
 
-class Teacher:
-    """The logits of a model at the first sub-tokens of words. A student reads a row several times, so they are kept, in float16."""
-
-    def __init__(self, model: SekeForTokenClassification, device: torch.device):
-        self.model = model.eval().requires_grad_(False).to(device)
-        self.kept: dict[tuple, torch.Tensor] = {}
-
-    @torch.no_grad()
-    def __call__(self, inputs: dict[str, torch.Tensor], words: torch.Tensor) -> torch.Tensor:
-        """Logits `(n, C)` of the n words of a batch, in order.
-
-        Args:
-            inputs: of the model, padded on the right, without labels.
-            words (`(B, S)`): true at first sub-tokens.
-        """
-        ids, starts = inputs["input_ids"].cpu().numpy(), words.cpu().numpy()
-        lengths = inputs["attention_mask"].sum(1).tolist()
-        styles = inputs["style_ids"].tolist() if "style_ids" in inputs else [0] * len(ids)
-        keys = [
-            (style, row[:n].tobytes(), begins[:n].tobytes())
-            for style, n, row, begins in zip(styles, lengths, ids, starts, strict=True)
-        ]
-        if new := [i for i, key in enumerate(keys) if key not in self.kept]:
-            logits = self.model(**{name: values[new] for name, values in inputs.items()}).logits
-            self.kept |= {keys[i]: of_row[words[i]].half() for i, of_row in zip(new, logits, strict=True)}
-        found = torch.cat([self.kept[key] for key in keys]).float()
-        if len(self.kept) > MOST_KEPT:
-            self.kept.clear()
-        return found
-
-
 class DistillationTrainer(RecipeTrainer):
     """L = a KL(p_T || p_S) + (1 - a) CE(labels, p_S), over the first sub-tokens of words   (Hinton et al. 2015, Sect. 2, at temperature 1)
 
-    Rows without labels have the first term only.
+    Words without labels have the first term only.
 
     Args:
         teacher: the model whose probabilities p_T are imitated.
@@ -96,7 +64,25 @@ class DistillationTrainer(RecipeTrainer):
 
     def __init__(self, *args, teacher: SekeForTokenClassification, weight: float, **kwargs):
         super().__init__(*args, **kwargs)
-        self.teacher, self.weight = Teacher(teacher, self.args.device), weight
+        self.teacher, self.weight = teacher.eval().requires_grad_(False).to(self.args.device), weight
+        self.kept: dict[tuple, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def ask_teacher(self, inputs: dict[str, torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+        """The teacher's logits `(n, C)` of the n words of a batch. They are kept, in float16, since a student reads a row several times.
+
+        Args:
+            inputs: of the model, padded on the right, without labels.
+            words (`(B, S)`): true at first sub-tokens.
+        """
+        ids, starts = inputs["input_ids"].cpu().numpy(), words.cpu().numpy()
+        styles = inputs["style_ids"].tolist() if "style_ids" in inputs else [0] * len(ids)
+        columns = zip(styles, inputs["attention_mask"].sum(1).tolist(), ids, starts, strict=True)
+        keys = [(style, row[:n].tobytes(), of_row[:n].tobytes()) for style, n, row, of_row in columns]
+        if new := [i for i, key in enumerate(keys) if key not in self.kept]:
+            logits = self.teacher(**{name: values[new] for name, values in inputs.items()}).logits
+            self.kept |= {keys[i]: of_row[words[i]].half() for i, of_row in zip(new, logits, strict=True)}
+        return torch.cat([self.kept[key] for key in keys]).float()
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """As in the Trainer; without a teacher on validation rows."""
@@ -104,12 +90,9 @@ class DistillationTrainer(RecipeTrainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs.pop("labels")
         words = labels != -100
-        target = self.teacher(inputs, words).softmax(-1)
+        target = self.ask_teacher(inputs, words).softmax(-1)
         outputs = model(**inputs)
         scores = outputs.logits[words].float().log_softmax(-1)
-        loss = self.weight * F.kl_div(scores, target, reduction="batchmean")
-        own, labelled = labels[words], labels[words] >= 0
-        if labelled.any():
-            error = F.nll_loss(scores[labelled], own[labelled], reduction="sum") / len(own)
-            loss = loss + (1 - self.weight) * error
+        error = F.nll_loss(scores, labels[words], ignore_index=UNLABELLED, reduction="sum") / len(scores)
+        loss = self.weight * F.kl_div(scores, target, reduction="batchmean") + (1 - self.weight) * error
         return (loss, outputs) if return_outputs else loss

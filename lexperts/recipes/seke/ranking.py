@@ -57,30 +57,20 @@ def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
     return extract, float(np.mean(scores))
 
 
-def score_tests(extract, files: Sequence[Documents], show: int) -> dict:
-    """The scores of all test documents, `test`, and of each file that has a name, `test_files`; prints them, and some keyphrases.
-    The documents of a file are read in its style.
+def score_tests(extract, files: Sequence[Documents]) -> dict[str, dict]:
+    """For each test file, read in its style: precision, recall and F1 of all phrases by both sets of rules, and what `describe_scores`
+    says of those that users see. Files without a name are scored together, as "test".
     """
+    names, language, results = [file.name or "test" for file in files], extract.language, {}
     phrases = [extract(file.texts, batch_size=16, style=file.style or None, top_k=None) for file in files]
-    results = {"test": score("test", files, phrases, extract.language), "test_files": {}}
-    for file, found in zip(files, phrases, strict=True):
-        if file.name:
-            results["test_files"][file.name] = score(file.name, [file], [found], extract.language)
-    texts = [text for file in files for text in file.texts]
-    for text, found in list(zip(texts, sum(phrases, []), strict=True))[:show]:
-        print(f"\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in found[:SHOWN]))
+    for name in dict.fromkeys(names):
+        chosen = [i for i, other in enumerate(names) if other == name]
+        found = sum((phrases[i] for i in chosen), [])
+        gold = {rules: sum((files[i].gold(rules, language) for i in chosen), []) for rules in RULES}
+        scores: dict = {rules: score_phrases(found, gold[rules], language=language) for rules in RULES}
+        shown = [of_document[:SHOWN] for of_document in found]
+        scores |= {"documents": len(found), **describe_scores(*match_to_gold(shown, gold["lexperts"], language))}
+        f1 = "   ".join(f"F1@{k} {100 * scores['lexperts'][f'f1@{k}']:.1f}" for k in (5, 10))
+        print(f"{name}, {len(found):,} documents: {f1}")
+        results[name] = scores
     return results
-
-
-def score(name: str, files: Sequence[Documents], found: Sequence[list], language: str | None) -> dict:
-    """Precision, recall and F1 of the phrases found, by each set of rules, and what `describe_scores` says of those that users see."""
-    phrases = sum(found, [])
-    gold = {rules: sum((file.gold(rules, language) for file in files), []) for rules in RULES}
-    scores: dict = {rules: score_phrases(phrases, gold[rules], language=language) for rules in RULES}
-    shown = [of_document[:SHOWN] for of_document in phrases]
-    scores |= {"documents": len(phrases), **describe_scores(*match_to_gold(shown, gold["lexperts"], language))}
-    at_k = "   ".join(f"F1@{k} {100 * scores['lexperts'][f'f1@{k}']:.1f}" for k in (5, 10))
-    error = scores["calibration_error"]
-    calibration = "no phrase found" if error is None else f"calibration error {100 * error:.1f}%"
-    print(f"{name}, {len(phrases):,} documents: {at_k}   {calibration}")
-    return scores

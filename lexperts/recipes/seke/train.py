@@ -44,6 +44,11 @@ HEAD = (
 Files = dict[str, list[Documents]]
 
 
+def columns(files: list[Documents]) -> tuple[list[str], list[list[str]]]:
+    """All texts, and the keyphrases of each."""
+    return [text for file in files for text in file.texts], [each for file in files for each in file.keyphrases]
+
+
 def build_model(args: ModelArguments, styles: list[str], teacher: SekeForTokenClassification | None):
     """A model that was trained before, a small one that imitates a teacher, or a new one on a backbone."""
     head = {name: getattr(args, name) for name in HEAD}
@@ -92,15 +97,17 @@ def check_files(files: Files, styles: list[str], language: str | None) -> None:
                 file.gold(rules, language)
 
 
-def make_trainer(model, teacher, tokenizer, files: Files, model_args: ModelArguments, data_args: DataArguments, training_args):
+def make_trainer(
+    model, teacher, tokenizer, files: Files, model_args: ModelArguments, data_args: DataArguments, training_args
+):
     """The Trainer with the windows of the training documents, and metrics on the validation documents."""
     styles, language = model.config.styles or [], model.config.keyphrase_language
     train = [*files["train"], *load_unlabelled(data_args)]
     windows = make_windows(train, tokenizer, styles, language, training_args.seed)
-    number = sum(len(file.texts) for file in train)
-    print(f"train: {number:,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
-    texts = [text for file in files["validation"] for text in file.texts]
-    keyphrases = [of_text for file in files["validation"] for of_text in file.keyphrases]
+    print(
+        f"train: {len(windows['labels']):,} windows of {len(columns(train)[0]):,} documents; {describe_coverage(windows)}"
+    )
+    texts, keyphrases = columns(files["validation"])
     metrics = ExtractionMetrics(texts, keyphrases, tokenizer, model.config.id2label, language=language)
     print(f"validation: {len(texts):,} documents; {describe_coverage(metrics.rows)}")
     kept = [1 + styles.index(style) for style in data_args.as_noun_phrases]
@@ -122,28 +129,26 @@ def make_trainer(model, teacher, tokenizer, files: Files, model_args: ModelArgum
             batch_size=training_args.train_batch_size * training_args.gradient_accumulation_steps,
             seed=training_args.seed,
         )
-    if data_args.early_stopping_patience:
-        stop = EarlyStoppingCallback(data_args.early_stopping_patience, data_args.early_stopping_gain)
-        options["callbacks"] = [stop]
     if teacher is not None:
-        return DistillationTrainer(**options, teacher=teacher, weight=model_args.teacher_weight)
-    return RecipeTrainer(**options)
+        trainer = DistillationTrainer(**options, teacher=teacher, weight=model_args.teacher_weight)
+    else:
+        trainer = RecipeTrainer(**options)
+    if data_args.early_stopping_patience:
+        trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience, data_args.early_stopping_gain))
+    return trainer
 
 
 def fit_scores(extract, files: Files, tagger, data_args: DataArguments, seed: int) -> tuple[Any, dict]:
     """Fits a ranker or a temperature on the validation documents -> the pipeline that uses it, and entries of results.json."""
     if not data_args.fit_ranker:
-        texts = [text for file in files["validation"] for text in file.texts]
-        keyphrases = [of_text for file in files["validation"] for of_text in file.keyphrases]
         try:
-            return extract, {"temperature": calibrate(extract, texts, keyphrases, batch_size=16)}
+            return extract, {"temperature": calibrate(extract, *columns(files["validation"]), batch_size=16)}
         except ValueError as error:
             print(f"scores are not calibrated: {error}")
             return extract, {"not_calibrated": str(error)}
     results: dict[str, Any] = {}
     if tagger is not None:
-        texts = [text for file in files["train"] for text in file.texts]
-        results["word_classes"] = add_word_classes(extract, texts, tagger, seed)
+        results["word_classes"] = add_word_classes(extract, columns(files["train"])[0], tagger, seed)
         extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
     extract, results["ranker_validation_f1@10"] = fit_rankers(extract, files["validation"], data_args)
     return extract, results
@@ -177,8 +182,8 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
         trainer.state.best_metric = trainer.evaluate()["eval_f1@10"]
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
     model.config.keyphrase_threshold = best_evaluation(trainer, "eval_f1@10")["eval_threshold"]
-    results = {
-        "documents": {split: sum(len(file.texts) for file in own) for split, own in files.items()},
+    results: dict[str, Any] = {
+        "documents": {split: len(columns(own)[0]) for split, own in files.items()},
         "best_validation_f1@10": trainer.state.best_metric,
         "threshold": model.config.keyphrase_threshold,
     }
@@ -186,7 +191,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
     extract, fitted = fit_scores(extract, files, tagger, data_args, training_args.seed)
     results |= fitted
     if files["test"]:
-        results |= score_tests(extract, files["test"], data_args.show)
+        results["test"] = score_tests(extract, files["test"])
     save(extract, trainer, results, push)
 
 
