@@ -48,4 +48,5 @@ TRAININGS: dict[str, Callable[[SimpleNamespace], list]] = {
     "hypernet-keyphrases": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "hypernet-classes": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "hypernet-qa": lambda at: hypernet(at, "--max-seq-len", 60, "--doc-stride", 8),
+    "seke": lambda at: [*STEPS, *EVALUATED, "--train-files", at.rows, "--backbone", at.bert, "--max-length", 64],
 }
