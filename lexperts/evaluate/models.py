@@ -5,9 +5,10 @@ from functools import cache, partial
 
 import numpy as np
 import torch
-from run_tools.model_loading import open_config, open_tokenizer
 from tqdm import tqdm
 from transformers import GPT2Tokenizer, RobertaTokenizer
+
+from run_tools.loading import open_config, open_tokenizer
 
 CHUNK = 2048  # pairs whose vectors are in memory together
 

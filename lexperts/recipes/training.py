@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 from torch import nn
-from torch.utils.data import SequentialSampler
+from torch.utils.data import Sampler, SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from run_tools.errors import UserError
@@ -76,12 +76,18 @@ class RecipeTrainer(Trainer):
 
     Args:
         part, part_rate: parameters, and their learning rate.
+        sampler: draws the training rows.
     """
 
-    def __init__(self, *args, part: Iterable[nn.Parameter] = (), part_rate: float | None = None, **kwargs):
+    def __init__(
+        self, *args, part: Iterable[nn.Parameter] = (), part_rate: float | None = None, sampler: Sampler | None = None, **kwargs
+    ):  # fmt: skip
         super().__init__(*args, **kwargs)
-        self.part, self.part_rate = {id(parameter) for parameter in part}, part_rate
+        self.part, self.part_rate, self.sampler = {id(parameter) for parameter in part}, part_rate, sampler
         self.add_callback(StopAtNaN())
+
+    def _get_train_sampler(self, train_dataset=None):
+        return super()._get_train_sampler(train_dataset) if self.sampler is None else self.sampler
 
     def _get_eval_sampler(self, eval_dataset):
         return SequentialSampler(eval_dataset)  # metrics read the rows in their order, also with group_by_length

@@ -30,7 +30,6 @@ def run_example(name: str, output: Path, *more: str) -> None:
 @pytest.mark.parametrize(
     "name, task, inputs",
     [
-        ("train_seke", "keyphrase-extraction", DOCUMENT["text"]),
         ("train_hypernet", "keyphrase-extraction", TITLED),
         ("train_exhird", "keyphrase-generation", TITLED),
         ("train_moesumm", "moe-summarization", DOCUMENT["text"]),

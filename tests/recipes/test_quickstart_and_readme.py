@@ -1,4 +1,4 @@
-"""The quickstart, `lexperts train seke` and the README as a user runs them, on tiny models."""
+"""The quickstart and the README as a user runs them, on tiny models."""
 
 import importlib.util
 import json
@@ -7,26 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from safetensors.torch import load_file
-from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401
 from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.rows import full_text
 from keyphrase_tools.words import split_words
-from lexperts.recipes.seke.train import main
 from run_tools.jsonl import read_jsonl
-from tests.recipes.helpers import run_main, write_rows
+from tests.recipes.helpers import write_rows
 from tests.recipes.test_seke import CORPUS, ROOT
-
-
-def train(backbone, output, *options):
-    rows = output.parent / f"{output.name}.jsonl"
-    write_rows(rows, read_jsonl(CORPUS / "test.jsonl")[:10])
-    return run_main(
-        main, "minilm_cpu", "--backbone", backbone, "--output-dir", output, "--max-length", 64,
-        "--train-files", rows, "--test-files", rows, "--num-train-epochs", 2, "--learning-rate", 0.01, *options,
-    )  # fmt: skip
 
 
 def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path, monkeypatch, capsys):
@@ -48,43 +36,6 @@ def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path, monkeypatc
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert set(results["scores"]) == {"vanilla head", "SEKE (experts + BiLSTM)"}
     assert (tmp_path / "out" / "seke-minilm" / "pipeline_keyphrase_extraction.py").exists()
-
-
-@pytest.mark.parametrize("lora", ["true", "false"])
-def test_training_ends_in_a_checkpoint_for_both_pipelines(lora, backbone, tmp_path):
-    done = train(backbone, tmp_path, "--lora", lora, "--test-every-epoch", "true")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert re.search(r"train: 8 documents .*keyphrases \(100.0%\)", done.stdout)
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert set(results["test"]) == {"lexperts", "seke"}
-    assert sum("test_f1@10" in entry for entry in results["epochs"]) == 2
-    weights = load_file(tmp_path / "model.safetensors")
-    assert results["model"]["parameters"] == sum(
-        x.numel() for x in weights.values()
-    )  # of what is saved, no adapter's copies
-    text = full_text(read_jsonl(CORPUS / "test.jsonl")[0])
-    for task in ("token-classification", "keyphrase-extraction"):
-        assert isinstance(pipeline(task, model=str(tmp_path))(text), list)
-    checkpoint = max(tmp_path.glob("checkpoint-*"))
-    assert isinstance(pipeline("keyphrase-extraction", model=str(checkpoint))(text), list)
-
-
-def test_a_data_set_of_word_lists_is_read_by_its_columns(backbone, tmp_path):
-    """In the shape of midas/inspec; a folder is opened by the same call as a Hub id."""
-    data = tmp_path / "data"
-    for split, share in (("train", slice(0, 30)), ("validation", slice(30, 40)), ("test", slice(40, 50))):
-        rows = [
-            {"document": [w for w, _, _ in split_words(full_text(row))], "extractive_keyphrases": row["keyphrases"]}
-            for row in read_jsonl(CORPUS / "test.jsonl")[share]
-        ]
-        write_rows(data / f"{split}.jsonl", rows)
-    done = train(backbone, tmp_path / "out", "--dataset-name", data, "--num-train-epochs", 1)
-    assert done.returncode == 2 and "no 'text', 'keyphrases'" in done.stderr
-    assert "the columns are 'document', 'extractive_keyphrases'" in done.stderr
-    columns = ("--text-column", "document", "--keyphrases-column", "extractive_keyphrases")
-    done = train(backbone, tmp_path / "out", "--dataset-name", data, "--num-train-epochs", 1, *columns)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "train: 30 documents" in done.stdout and "validation: 10 documents" in done.stdout
 
 
 def test_the_corpus_is_what_its_page_says():

@@ -1,187 +1,296 @@
-"""The SEKE recipe: a second stage, settings, the model card, the Hub."""
+"""`lexperts train seke`, on tiny models and small texts."""
 
+import json
 import os
-import re
-import shutil
 import subprocess
 import sys
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from huggingface_hub import ModelCard
-from transformers import AutoConfig, AutoModelForTokenClassification
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from transformers import TrainingArguments, pipeline
 
-from keyphrase_tools.cards import build_card, read_record
-from lexperts.recipes.seke.train import main
-from run_tools.packaged import find_packaged, is_hub_id
+from keyphrase_tools.word_classes import CLASSES, MODIFIER, NOUN, OTHER
+from lexperts.cli.train import app
+from lexperts.recipes.seke.arguments import ARGUMENTS, ModelArguments
+from lexperts.recipes.seke.data import UNLABELLED, Documents, MixtureSampler, hide_styles
+from lexperts.recipes.seke.distill import DistillationTrainer, new_student
+from lexperts.recipes.seke.ranking import SHOWN, score_tests
+from modeling_seke import SekeForTokenClassification
+from run_tools.arguments import parse
 from tests.loopback_hub import LoopbackHub
-from tests.recipes.helpers import run_main, write_rows
+from tests.recipes.helpers import fails, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "examples" / "corpus"
+CONFIGS = ROOT / "lexperts" / "recipes" / "seke"
+ROWS = [json.loads(line) for line in (CORPUS / "test.jsonl").read_text(encoding="utf-8").splitlines()]
+FAST = ["--max-length", 64, "--learning-rate", 0.01, "--use-cpu", "--report-to", "none", "--disable-tqdm", "true"]
+FILES, LENGTHS = [0] * 900 + [1] * 100, [(7 * i) % 50 for i in range(1000)]
 
 
-def run(*command, **environment):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
-    return subprocess.run(
-        [sys.executable, *map(str, command)], env=environment, capture_output=True, text=True, timeout=400
-    )
+def train(*argv):
+    app(["seke", *map(str, argv)], standalone_mode=False)
 
 
-def train(backbone, output, *options):
-    return run_main(
-        main, "minilm_cpu", "--backbone", backbone, "--output-dir", output, "--max-length", 64,
-        "--train-files", CORPUS / "test.jsonl", "--test-files", CORPUS / "test.jsonl", "--num-train-epochs", 1,
-        "--learning-rate", 0.01, "--show", 0, *options,
-    )  # fmt: skip
+def results_of(folder):
+    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def trained(backbone, tmp_path_factory):
-    """A model without the recurrent encoder, and a second one that starts from it."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, options in (("first", ("--lora", "false")), ("seke-tiny", ("--start-from", folder / "first"))):
-        done = train(backbone, folder / name, "--use-rnn", "false", *options)
-        assert done.returncode == 0, done.stderr[-3000:]
-    return folder / "seke-tiny"
-
-
-def test_a_second_stage_starts_from_the_first(trained, backbone):
-    record = read_record(trained)
-    assert record["model"]["backbone"] == "first"
-    model = AutoModelForTokenClassification.from_pretrained(trained)
-    assert model.rnn is None and model.moe is not None
-    assert model.config.keyphrase_threshold == record["threshold"]
-    assert model.config.keyphrase_temperature == record["calibration"]["temperature"]
-    options = ("--use-rnn", "false", "--start-from", trained.with_name("first"))
-    other = train(backbone, trained, *options, "--learning-rate", 0.5)
-    assert other.returncode == 2 and "learning_rate=0.01 before, 0.5 now" in other.stderr
-
-
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_documents_without_a_usable_keyphrase_end_the_command_before_training(backbone, tmp_path, split):
-    useless = write_rows(tmp_path / "useless.jsonl", [{"text": "graph cuts", "keyphrases": ["graph, cuts"]}])
-    done = train(backbone, tmp_path / "out", f"--{split}-files", useless)
-    assert done.returncode == 2 and "None of the" in done.stderr and "nan" not in done.stdout.split()
-    assert f"--{split}-files {useless}" in done.stderr and not (tmp_path / "out" / "base").exists()
-
-
-def test_german_documents_are_learnt_and_scored_with_german_stems(backbone, tmp_path):
-    texts = ["Bäume und Häuser", "Häuser am Haus", "ein Baum oder Bäume"]
-    rows = [{"text": f"{texts[i % 3]} {'xyz'[i % 3]} b{i}", "keyphrases": "Baum; Haus"} for i in range(12)]
-    labelled = write_rows(tmp_path / "german.jsonl", rows)
-    options = [word for split in ("train", "validation", "test") for word in (f"--{split}-files", labelled)]
-    options += ["--language", "german"]
-    done = train(backbone, tmp_path / "out", *options, "--lora", "false", "--use-rnn", "false")
-    assert done.returncode == 0, done.stderr[-3000:]
-    record = read_record(tmp_path / "out")
-    assert {split: counts["present"] for split, counts in record["data"].items()} == dict.fromkeys(record["data"], 16)
-    assert AutoConfig.from_pretrained(tmp_path / "out").keyphrase_language == "german"
-    assert "language='klingon'" in train(backbone, tmp_path / "other", "--language", "klingon").stderr
+def rows(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", ROWS[:16])
 
 
 @pytest.fixture(scope="module")
-def train_here(backbone, tmp_path_factory):
-    """train_here(folder, options): trains on few documents -> the exit status and the error message."""
-    rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    rows.write_text("".join((CORPUS / "test.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:10]))
-
-    def call(folder, *options):
-        done = run_main(
-            main, "--backbone", backbone, "--output-dir", folder, "--max-length", 64, "--train-files", rows, "--max-steps", 2,
-            "--eval-strategy", "steps", "--eval-steps", 1, "--save-strategy", "steps", "--save-steps", 1, "--use-cpu",
-            "--report-to", "none", "--disable-tqdm", "true", "--calibrate", "false", *options,
-        )  # fmt: skip
-        return done.returncode, done.stderr
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def short_run(train_here, tmp_path_factory):
-    """A run of two steps."""
-    folder = tmp_path_factory.mktemp("short")
-    assert train_here(folder, "--num-train-epochs", 10)[0] == 0
+def tagger(tmp_path_factory):
+    """A spaCy pipeline that knows a few words."""
+    spacy = pytest.importorskip("spacy")
+    phrases = [phrase.lower().split() for row in ROWS for phrase in row["keyphrases"]]
+    nouns = {phrase[-1] for phrase in phrases} | {"owl", "owls", "nest", "model"}
+    adjectives = {word for phrase in phrases for word in phrase[:-1]} - nouns
+    pipe, folder = spacy.blank("en"), tmp_path_factory.mktemp("tagger")
+    known = {"NOUN": sorted(nouns), "ADJ": sorted(adjectives | {"grey", "large"})}
+    ruler = pipe.add_pipe("attribute_ruler")
+    for tag, words in known.items():
+        ruler.add([[{"LOWER": word}] for word in words], {"POS": tag})
+    ruler.add([[{"LOWER": {"NOT_IN": sum(known.values(), [])}}]], {"POS": "X"})
+    pipe.to_disk(folder)
     return folder
 
 
-def test_the_default_model_is_trained_further(train_here, tmp_path):
-    pytest.importorskip("lexperts_seke_minilm", reason="the default model is not installed")
-    status, error = train_here(tmp_path, "--start-from", "default", "--learning-rate", 1e-3)
-    assert status == 0, error
-    found = Path(find_packaged("default"))
-    trained, start = (AutoModelForTokenClassification.from_pretrained(folder) for folder in (tmp_path, found))
-    assert trained.config.styles == start.config.styles and read_record(tmp_path)["model"]["backbone"] == found.name
-    changed = {name for name, p in start.named_parameters() if not torch.equal(p, trained.get_parameter(name))}
-    assert changed and all("query" in name or "value" in name or not name.startswith("backbone.") for name in changed)
+@pytest.fixture(scope="module")
+def mixed(backbone, rows, tagger, tmp_path_factory):
+    """A model of two styles whose rankers read noun phrases, scored on three files; and its options."""
+    folder = tmp_path_factory.mktemp("runs") / "mixed"
+    argv = [
+        *FAST, "--backbone", backbone, "--train-files", f"phrases={rows}", f"words={rows}", "--validation-files", f"words={rows}",
+        rows, "--test-files", f"a={rows}", f"b:words={rows}", rows, "--mixing-temperature", 2, "--rows-per-epoch", 48,
+        "--learning-rate", 0.001, "--lora", "false", "--frozen-layers", 1, "--head-learning-rate", 0.02, "--fit-ranker", "true", "--validation-limit", 12,
+        "--tagger", tagger, "--as-noun-phrases", "words", "--num-train-epochs", 2, "--early-stopping-patience", 0,
+    ]  # fmt: skip
+    train(*argv, "--output-dir", folder)
+    return folder, argv
 
 
-def test_the_record_has_the_steps_that_were_trained(short_run):
-    training = read_record(short_run)["training"]
-    assert (training["max_steps"], training["trained_steps"]) == (2, 2) and 0 < training["trained_epochs"] < 1
-    assert "num_train_epochs" not in training and "num_train_epochs" not in (short_run / "README.md").read_text()
+def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):
+    folder, _ = mixed
+    results = results_of(folder)
+    assert list(results["test"]) == ["a", "b:words", "test"] and results["test"]["a"]["documents"] == 16
+    assert results["test"]["a"] != results["test"]["b:words"] and 0 < results["word_classes"]["accuracy"] <= 1
+    assert results["documents"]["train"] > 32 and results["documents"]["validation"] > 24  # with copies
+    extract = pipeline("keyphrase-extraction", model=str(folder))
+    config = extract.model.config
+    assert config.styles == ["phrases", "words"] and config.keyphrase_threshold is None
+    assert set(config.keyphrase_word_classes) == set(CLASSES) and "best_noun_phrase" in config.keyphrase_ranker
+    assert list(config.style_rankers) == ["words"] and config.style_rankers["words"] != config.keyphrase_ranker
+    assert np.isfinite([phrase["score"] for phrase in extract(ROWS[0]["text"], style="words")]).all()
+    for name, value in SekeForTokenClassification.from_backbone(str(backbone)).backbone.state_dict().items():
+        frozen = name.startswith(("embeddings", "encoder.layer.0."))
+        assert torch.equal(value, extract.model.backbone.state_dict()[name]) == frozen or "key.bias" in name, name
+    card = (folder / "README.md").read_text()
+    assert f"{100 * results['test']['a']['seke']['f1@5']:.1f}" in card and "A ranker was fitted" in card
+    assert "| `learning_rate` | 0.001 |" in card and str(folder.parent) not in card
 
 
-def test_an_unfinished_base_is_written_again(short_run, train_here, tmp_path):
-    folder = shutil.copytree(short_run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-*"))
-    expected, part = (folder / "model.safetensors").read_bytes(), folder / "base.part"
-    (folder / "base").rename(part)
-    (part / "model.safetensors").write_bytes(b"half")
-    assert train_here(folder, "--num-train-epochs", 10)[0] == 0
-    assert (folder / "model.safetensors").read_bytes() == expected and not part.exists()
+def test_without_an_epoch_a_model_gets_new_rankers_and_keeps_its_weights(mixed, tmp_path):
+    first, argv = mixed
+    train(*argv, "--start-from", first, "--num-train-epochs", 0, "--validation-limit", 8, "--output-dir", tmp_path)
+    weights, again = (load_file(folder / "model.safetensors") for folder in (first, tmp_path))
+    assert weights.keys() == again.keys() and all(torch.equal(weights[name], again[name]) for name in weights)
+    old, new = (json.loads((folder / "config.json").read_text()) for folder in (first, tmp_path))
+    assert old["keyphrase_ranker"] != new["keyphrase_ranker"]
 
 
-def test_the_best_model_is_pushed(backbone, tmp_path):
+def test_lora_ends_in_a_checkpoint_for_both_pipelines(backbone, tmp_path, capsys):
+    texts = ["Bäume und Häuser", "Häuser am Haus", "ein Baum oder Bäume"]
+    german = [{"document": [*texts[i % 3].split(), f"b{i}"], "gold": "Baum; Haus"} for i in range(12)]
+    for split in ("train", "validation", "test"):  # a folder is opened by the same call as a Hub id
+        write_rows(tmp_path / "data" / f"{split}.jsonl", german)
+    argv = [*FAST, "--backbone", backbone, "--dataset-name", tmp_path / "data", "--num-train-epochs", 2]
+    argv += ["--text-column", "document", "--keyphrases-column", "gold", "--language", "german", "--use-rnn", "false"]
+    train("minilm_cpu", *argv, "--output-dir", tmp_path / "out")
+    assert "train: 12 windows of 12 documents; 16 of 24 keyphrases" in capsys.readouterr().out
+    assert len([entry for entry in results_of(tmp_path / "out")["log"] if "eval_f1@10" in entry]) == 2
+    for folder in (tmp_path / "out", max((tmp_path / "out").glob("checkpoint-*"))):
+        for task in ("token-classification", "keyphrase-extraction"):
+            assert isinstance(pipeline(task, model=str(folder))("Bäume und Häuser"), list)
+    extract = pipeline("keyphrase-extraction", model=str(tmp_path / "out"))
+    assert extract.language == "german" and extract.model.rnn is None and extract.tokenizer.model_max_length == 64
+
+
+def test_a_small_model_imitates_a_teacher(mixed, rows, tmp_path, capsys):
+    texts = write_rows(
+        tmp_path / "texts.jsonl", [{"text": f"The grey owls of the north, number {i}."} for i in range(20)]
+    )
+    train(
+        "distill", *FAST, "--teacher", mixed[0], "--train-files", f"phrases={rows}", "--validation-files", f"phrases={rows}",
+        "--unlabelled-files", texts, "--student-hidden-size", 32, "--student-layers", 1, "--rows-per-epoch", 64,
+        "--num-train-epochs", 1, "--bf16", "false", "--validation-limit", 8, "--output-dir", tmp_path / "out",
+    )  # fmt: skip
+    assert "36 documents" in capsys.readouterr().out
+    model = SekeForTokenClassification.from_pretrained(tmp_path / "out")
+    assert model.config.styles == ["phrases", "words"] and set(model.config.style_rankers) == {"phrases"}
+    assert len(model.backbone.encoder.layer) == 1 and model.rnn.recurrent.num_layers == 1
+
+
+def test_the_best_model_is_pushed(backbone, rows, tmp_path):
+    argv = [
+        *FAST,
+        "--backbone",
+        backbone,
+        "--train-files",
+        rows,
+        "--lora",
+        "false",
+        "--use-rnn",
+        "false",
+        "--max-steps",
+        1,
+    ]
     with LoopbackHub() as hub:
-        pushed = ("--use-rnn", "false", "--lora", "false", "--push-to-hub", "true", "--max-steps", 1)
-        done = run(
-            "-m", "lexperts", "train", "seke", "--backbone", backbone, "--output-dir", tmp_path / "mine", "--max-length", 64,
-            "--train-files", CORPUS / "test.jsonl", "--calibrate", "false", "--use-cpu", "--report-to", "none", *pushed,
-            **hub.env,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "lexperts", "train", "seke", *argv, "--push-to-hub", "true"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **hub.env}
+        done = subprocess.run(
+            [*map(str, command), "--output-dir", str(tmp_path / "mine")],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         repository = hub.repos["model", "tester/mine"]
         files = set(repository.commits[repository.resolve("main")]["tree"])
-    saved = {"model.safetensors", "config.json", "README.md", "results.json"}
-    assert saved | {"pipeline_keyphrase_extraction.py"} <= files
-    assert not [name for name in files if name.startswith("checkpoint-") or name == "run_settings.json"]
+    assert {
+        "model.safetensors",
+        "config.json",
+        "README.md",
+        "results.json",
+        "pipeline_keyphrase_extraction.py",
+    } <= files
+    assert not [name for name in files if name.startswith("checkpoint-") or name == "arguments.yml"]
+    assert 'model="tester/mine"' in (tmp_path / "mine" / "README.md").read_text()
 
 
-def test_the_card_has_what_was_recorded(trained):
-    record, card = read_record(trained), ModelCard.load(trained / "README.md")
-    data = card.data.to_dict()
-    assert data["library_name"] == "transformers" and data["pipeline_tag"] == "token-classification"
-    assert {"keyphrase-extraction", "seke"} <= set(data["tags"])
-    results = {result.metric_name: result.metric_value for result in card.data.eval_results}
-    assert results["F1@10, lexperts"] == record["test"]["lexperts"]["f1@10"]
-    f1 = f"{100 * record['test']['seke']['f1@5']:.1f}"
-    assert all(part in card.text for part in (f1, "| `learning_rate` | 0.01 |"))
-    assert "with experts over `first`" in card.text and str(trained.parent) not in card.text.split("```")[0]
-    assert re.search(r"\| test \| test.jsonl \| 50 \| \d+ \| 100.0% \|", card.text)
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--mixing-temperature", 2], "--rows-per-epoch"),
+        (["--frozen-layers", 1], "--lora false"),
+        (["--frozen-layers", 9, "--lora", "false"], "--frozen-layers 9"),
+        (["--tagger", "en_core_web_sm"], "--fit-ranker true"),
+        (["--as-noun-phrases", "words"], "--tagger"),
+        (["--teacher", "default"], "--lora false"),
+        (["--unlabelled-files", "{rows}"], "--teacher"),
+        (["--test-files", "a:news={rows}"], "'news'"),
+        (["--train-files", "tags={rows}", "--validation-files", "news={rows}"], "'news'"),
+        (["--validation-files", "{useless}"], "{useless}"),
+        (["--test-files", "{useless}"], "{useless}"),
+        (["--language", "klingon"], "klingon"),
+        (["--fit-ranker", "true", "--tagger", "{blank}"], "--tagger"),
+    ],
+)
+def test_options_and_files_are_refused_before_the_training(options, named, backbone, rows, tmp_path):
+    useless = write_rows(tmp_path / "useless.jsonl", [{"text": "graph cuts", "keyphrases": ["graph, cuts"]}])
+    if "{blank}" in options:
+        pytest.importorskip("spacy").blank("en").to_disk(tmp_path / "blank")
+    at = {"rows": rows, "useless": useless, "blank": tmp_path / "blank"}
+    options = [str(option).format(**at) for option in options]
+    argv = [*FAST, "--backbone", backbone, "--train-files", rows, "--output-dir", tmp_path / "out", *options]
+    assert named.format(**at) in fails(app, "seke", *argv)
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 
-def test_the_cards_snippet_runs(trained, capsys):
-    snippet = re.search(r"```python\n(.*?)```", (trained / "README.md").read_text(), re.S).group(1)
-    assert "import keyphrase_tools" in snippet  # which registers the pipeline in a process of its own
-    exec(snippet, {})
-    for line in capsys.readouterr().out.splitlines():
-        assert re.fullmatch(r".+ [01](\.\d+)? \d+ \d+", line)
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yml")))
+def test_the_configurations_are_accepted(name):
+    (_, _, arguments), given = parse((*ARGUMENTS["train"], TrainingArguments), [name, "--bf16=false"], CONFIGS)
+    assert arguments.output_dir == given["output_dir"] and "seke" in arguments.output_dir
 
 
-def test_a_card_without_test_documents_and_of_a_hub_model():
-    record = {
-        "model": {"type": "seke", "backbone": "microsoft/deberta-v3-base", "use_moe": True, "use_rnn": True, "parameters": 7},
-        "data": {
-            "train": {"source": "midas/inspec", "documents": 10, "keyphrases": 50, "present": 40},
-            "validation": {"source": "midas/inspec", "documents": 5, "keyphrases": 0, "present": 0},
-        },
-        "training": {"seed": 1},
-        "threshold": 0.2,
-        "best_validation_f1@10": 0.5,
-    }  # fmt: skip
-    card = build_card(record, "mine", "me/mine")
-    assert card.data.base_model == "microsoft/deberta-v3-base" and card.data.datasets == ["midas/inspec"]
-    assert 'model="me/mine"' in card.text and "experts and a BiLSTM over `microsoft/deberta-v3-base`" in card.text
-    assert "5 validation documents: 50.0." in card.text and "threshold 0.2" in card.text
-    assert is_hub_id("a/b") and not any(map(is_hub_id, ("minilm", "a/b/c", "./a", "/a")))
+@pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.9), (2.0, 0.75), (1e6, 0.5)])
+def test_shares_follow_the_temperature(temperature, share):
+    draws = MixtureSampler(FILES, [900, 100], LENGTHS, temperature=temperature, num_rows=20_000, batch_size=8, seed=1)
+    assert Counter(FILES[row] for row in draws)[0] / 20_000 == pytest.approx(share, abs=0.015)
+
+
+def test_epochs_repeat_by_their_number_and_batches_hold_rows_of_similar_length():
+    draws = MixtureSampler(FILES, [900, 100], LENGTHS, temperature=1.0, num_rows=8 * 32 + 4, batch_size=8, seed=1)
+    first = list(draws)
+    draws.set_epoch(1)
+    assert list(draws) != first and len(draws) == len(first)
+    draws.set_epoch(0)
+    assert list(draws) == first
+    batches = [[LENGTHS[row] for row in first[i : i + 8]] for i in range(0, len(first), 8)]
+    assert sum(max(batch) - min(batch) for batch in batches[:-1]) / 32 < 4 and batches != sorted(batches)
+
+
+def test_styles_are_hidden_from_a_share_of_the_rows_but_for_some():
+    torch.manual_seed(0)
+    batch = partial(hide_styles, collator=lambda rows: {"style_ids": torch.tensor(rows)}, kept=[1])
+    assert (batch([2] * 4000, share=0.3)["style_ids"] == 0).float().mean() == pytest.approx(0.3, abs=0.03)
+    assert batch([1, 2, 1, 0], share=1.0)["style_ids"].tolist() == [1, 0, 1, 0]
+
+
+def test_words_have_the_classes_of_their_tokens_and_noun_phrases_are_the_longest(tagger):
+    from keyphrase_tools.input_documents import read_document
+    from lexperts.recipes.seke.word_classes import NOUN_PHRASE, classes_by_tags, only_noun_phrases, open_tagger
+
+    document = read_document("The grey owls' nest, C++ and a large-scale model.", 0, False, True)
+    (found,) = classes_by_tags(open_tagger(str(tagger)), [document])
+    named = {word: int(tag) for (word, _, _), tag in zip(document.words, found, strict=True)}
+    assert (named["grey"], named["nest"], named["The"], named["C++"]) == (MODIFIER, NOUN, OTHER, OTHER)
+    text = "".join(map(str, (OTHER, MODIFIER, NOUN, NOUN, MODIFIER, OTHER, NOUN, OTHER, NOUN, NOUN)))
+    assert [match.span() for match in NOUN_PHRASE.finditer(text)] == [(1, 4), (8, 10)]
+    texts = ["The grey owls sleep in a nest.", "A large model learns."]
+    file = Documents("words=x", "words", "words", texts, [["grey owl", "owls", "sleep", "nest"], ["learns"]])
+    copy = only_noun_phrases(file, open_tagger(str(tagger)), "english")
+    assert (copy.texts, copy.keyphrases, copy.style) == (texts[:1], [["grey owl"]], "")
+
+
+def test_every_phrase_is_scored_and_the_shown_ones_are_calibrated():
+    words = [a + b for a in "bcdf" for b in "lmnpq"]
+    answers = {"a": [{"keyphrase": word, "score": 0.9} for word in words], "b": []}
+    extract = lambda texts, **_: [answers[text[-1]] for text in texts]  # noqa: E731
+    extract.language = "english"
+    files = [Documents("", name, "", [" . ".join([*words, name])], [words]) for name in answers]
+    scores = score_tests(extract, files)
+    assert scores["a"]["lexperts"]["f1@M"] == scores["a"]["seke"]["f1@k"] == 1 and scores["a"]["phrases"] == SHOWN
+    assert (scores["b"]["calibration_error"], scores["b"]["lexperts"]["f1@10"]) == (None, 0.0)
+
+
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+def test_the_loss_of_a_student_by_hand(weight, tiny_seke, tmp_path):
+    """a KL + (1 - a) CE; a row without labels has the first only. The teacher reads a row once, whatever its padding."""
+    teacher, args = (
+        tiny_seke("bert", styles=["phrases", "tags"]),
+        ModelArguments(student_hidden_size=32, student_layers=1),
+    )
+    teacher.classifier.weight.data *= 30
+    student = new_student(teacher, args, {"use_rnn": False, "use_moe": False})
+    own, theirs = (model.backbone.get_input_embeddings().weight for model in (student, teacher))
+    assert torch.allclose(own @ own.T, theirs @ theirs.T, atol=1e-4)  # of the same width: a rotation
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    trainer = DistillationTrainer(model=student, args=arguments, teacher=teacher, weight=weight)
+    student.train()
+    for module in student.modules():
+        module.p = 0.0  # of dropout
+    torch.manual_seed(1)
+    ids, labels = torch.randint(5, teacher.config.text_config.vocab_size, (3, 9)), torch.randint(3, (3, 9))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "style_ids": torch.tensor([0, 1, 2])}
+    inputs["attention_mask"][1, 6:] = 0
+    labels[1, 6:], labels[:, ::4] = -100, -100
+    labels[2][labels[2] >= 0] = UNLABELLED
+    p, q = (model(**inputs).logits.softmax(-1) for model in (teacher, student))
+    words, labelled = labels != -100, labels >= 0
+    kl = (p[words] * (p[words] / q[words]).log()).sum()
+    expected = weight * kl - (1 - weight) * q[labelled].gather(1, labels[labelled][:, None]).log().sum()
+    found = trainer.compute_loss(student, {**inputs, "labels": labels})
+    assert found.item() == pytest.approx(expected.item() / int(words.sum()), abs=2e-3)
+    trainer.teacher = None  # is not asked again
+    wider = {name: F.pad(rows, (0, 4)).flip(0) if rows.ndim == 2 else rows.flip(0) for name, rows in inputs.items()}
+    again = trainer.compute_loss(student, {**wider, "labels": F.pad(labels, (0, 4), value=-100).flip(0)})
+    assert again.item() == pytest.approx(found.item(), rel=1e-4)

@@ -47,6 +47,17 @@ def hypernet(at: SimpleNamespace, *more) -> list:
 TRAININGS: dict[str, Callable[[SimpleNamespace], list]] = {
     "hypernet-keyphrases": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "hypernet-classes": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
-    "language": lambda at: [*STEPS, "--train-files", at.texts, "--model-name-or-path", at.llama, "--max-length", 32, "--bf16", "false"],
+    "language": lambda at: [
+        *STEPS,
+        "--train-files",
+        at.texts,
+        "--model-name-or-path",
+        at.llama,
+        "--max-length",
+        32,
+        "--bf16",
+        "false",
+    ],
     "hypernet-qa": lambda at: hypernet(at, "--max-seq-len", 60, "--doc-stride", 8),
+    "seke": lambda at: [*STEPS, *EVALUATED, "--train-files", at.rows, "--backbone", at.bert, "--max-length", 64],
 }

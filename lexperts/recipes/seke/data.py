@@ -1,114 +1,137 @@
-"""Documents for training, validation and test, from files or from the Hub."""
+"""The documents of a training: files of several styles, how often each is drawn, and when the model is told the style."""
 
-from dataclasses import dataclass
-from itertools import groupby, islice
-from operator import itemgetter
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler
 
 from keyphrase_tools.evaluation import gold_phrases
 from keyphrase_tools.labels import tokenize_documents
-from keyphrase_tools.phrase_lists import read_labelled
 from keyphrase_tools.rows import full_text
 from run_tools.fingerprints import parse_named_path
+from run_tools.jsonl import read_jsonl
 
-from ..common.splits import SPLITS, hold_out_validation, load_keyphrase_rows
+from ..data import SPLITS, hold_out_validation, load_documents
 from .arguments import DataArguments
 
-FILE, STYLE = "__file__", "__style__"  # added to each row: the index of its file, and the file's name
-
-
-def parse_test_file(argument: str) -> tuple[str, str]:
-    """ "FILE", "NAME=FILE" or "NAME:STYLE=FILE" -> the name and the style, or "" each."""
-    name, _, style = parse_named_path(argument)[0].partition(":")
-    return name, style
+UNLABELLED = -101  # label of a word without one; -100 is for sub-tokens that begin no word
+SORTED_BATCHES = 32  # rows of as many batches are sorted by length together
 
 
 @dataclass
 class Documents:
-    """The documents of a split.
+    """The documents of a file: texts with their titles, and the keyphrases of each; `name` is NAME:STYLE of NAME:STYLE=FILE."""
 
-    Attributes:
-        texts: with their titles.
-        gold: the keyphrases of each.
-        files: the index and the style of each one's file.
-    """
-
+    source: str
+    name: str
+    style: str
     texts: list[str]
-    gold: list[list[str]]
-    files: list[tuple[int, str]]
+    keyphrases: list[list[str]]
+    labelled: bool = True
 
-    @classmethod
-    def from_rows(cls, rows: list[dict], args: DataArguments) -> "Documents":
-        """The documents of the rows of `load_documents`."""
-        texts = [full_text(row, args.text_column, args.title_column) for row in rows]
-        return cls(texts, [row[args.keyphrases_column] for row in rows], [(row[FILE], row[STYLE]) for row in rows])
-
-    def by_file(self) -> dict[tuple[int, str], list[int]]:
-        """The indices of the documents of each file."""
-        groups: dict[tuple[int, str], list[int]] = {file: [] for file in sorted(set(self.files))}
-        for index, file in enumerate(self.files):
-            groups[file].append(index)
-        return groups
-
-    def take(self, indices: list[int]) -> "Documents":
-        """Some of the documents."""
-        return Documents(*([column[i] for i in indices] for column in (self.texts, self.gold, self.files)))
-
-    def gold_by(self, rules: str, language: str | None, where: str = "") -> list[list[str]]:
-        """See `keyphrase_tools.evaluation.gold_phrases`."""
-        return gold_phrases(self.texts, self.gold, rules, language, where)
+    def gold(self, rules: str, language: str | None) -> list[list[str]]:
+        """Those keyphrases that occur in their texts. Raises a `ValueError` if none does."""
+        return gold_phrases(self.texts, self.keyphrases, rules, language, self.source)
 
 
-def load_documents(args: DataArguments) -> dict[str, list[dict]]:
-    """The rows of each split. Without validation documents a share of the training documents is split off. Raises a
-    `FileNotFoundError` if a file does not exist, or a `ValueError` if training data or a column is missing.
+def load_files(args: DataArguments) -> dict[str, list[Documents]]:
+    """The files of each split; without validation files, a share of each training file."""
+    files: dict[str, list[Documents]] = {split: [] for split in SPLITS}
 
-    Rows from files also have FILE and STYLE: "phrases" for a row of `phrases=inspec.jsonl`, "" for one of `inspec.jsonl`.
-    """
-    columns = (args.text_column, args.keyphrases_column)
+    def add(split: str, given: str, rows: list[dict]) -> None:
+        name = parse_named_path(given)[0]
+        rows = rows[: args.validation_limit] if split == "validation" else rows
+        texts, keyphrases = [full_text(row) for row in rows], [row["keyphrases"] for row in rows]
+        style = name.partition(":")[2] if split == "test" else name
+        files[split].append(Documents(f"{split}: {given}", name, style, texts, keyphrases))
+
     if args.dataset_name or not args.train_files:
-        documents = load_keyphrase_rows(args)
-        documents = {split: [row | {FILE: 0, STYLE: ""} for row in rows] for split, rows in documents.items()}
-    else:
-        files = {split: getattr(args, f"{split}_files") for split in SPLITS}
-        documents = {split: read_files(paths, columns) for split, paths in files.items() if paths}
-    if args.validation_limit and "validation" in documents:
-        files = groupby(documents["validation"], itemgetter(FILE))
-        documents["validation"] = [row for _, rows in files for row in islice(rows, args.validation_limit)]
-    hold_out_validation(documents, args.validation_share)
-    return documents
+        rows = load_documents(args)
+        hold_out_validation(rows, args.validation_share)
+        for split, own in rows.items():
+            add(split, args.dataset_name, own)
+        return files
+    for split in SPLITS:
+        for given in getattr(args, f"{split}_files") or ():
+            file = replace(args, train_files=[parse_named_path(given)[1]], validation_files=None, test_files=None)
+            rows = load_documents(file)
+            if split == "train" and not args.validation_files:
+                hold_out_validation(rows, args.validation_share)
+                add("validation", given, rows["validation"])
+            add(split, given, rows["train"])
+    return files
 
 
-def read_files(paths: list[str], columns: tuple[str, str]) -> list[dict]:
-    """The rows of FILE or NAME=FILE."""
-    rows = []
-    for index, (style, path) in enumerate(map(parse_named_path, paths)):
-        rows += [row | {FILE: index, STYLE: style} for row in read_labelled(path, *columns)]
-    return rows
+def load_unlabelled(args: DataArguments) -> list[Documents]:
+    """The texts of `--unlabelled-files`."""
+    files = []
+    for path in args.unlabelled_files or ():
+        texts = [full_text(row, args.text_column, args.title_column) for row in read_jsonl(path, (args.text_column,))]
+        files.append(Documents(path, "", "", texts, [[]] * len(texts), labelled=False))
+    return files
 
 
-def describe_data(
-    args: DataArguments, documents: dict[str, Documents], labelled: dict, tokenizer, language
-) -> dict[str, dict]:
-    """For each split its `source`, and the numbers of `documents`, `keyphrases`, and those `present` in their texts; rows
-    of `tokenize_documents` are reused for the splits that are `labelled`.
+def make_windows(files: Sequence[Documents], tokenizer, styles: Sequence[str], language: str | None, seed: int) -> dict:
+    """The rows of `tokenize_documents` with the number of each one's `file` and, if the model has styles, `style_ids`: that of the
+    file's, 0 for none. Texts without labels have `UNLABELLED` at words, and each window one of the styles or none at random.
     """
-    summary = {}
-    for split, own in documents.items():
-        files = getattr(args, f"{split}_files") or ["train"]
-        rows = labelled.get(split) or tokenize_documents(
-            {"text": own.texts, "keyphrases": own.gold}, tokenizer, rules=args.rules, language=language
-        )
-        summary[split] = {
-            "source": args.dataset_name or ", ".join(map(source_name, files)),
-            "documents": len(own.texts),
-            "keyphrases": sum(rows["num_keyphrases"]),
-            "present": sum(rows["num_present"]),
-        }
-    return summary
+    windows: dict[str, list] = defaultdict(list)
+    random, ids = np.random.default_rng(seed), ["", *styles]
+    for number, file in enumerate(files):
+        documents = {"text": file.texts, "keyphrases": file.keyphrases}
+        own = tokenize_documents(documents, tokenizer, language=language)
+        size = len(own["labels"])
+        own |= {"file": [number] * size, "style_ids": [ids.index(file.style)] * size}
+        if not file.labelled:
+            own["labels"] = [[label if label == -100 else UNLABELLED for label in row] for row in own["labels"]]
+            own["style_ids"] = random.integers(len(ids), size=size).tolist()
+        for name, values in own.items():
+            windows[name] += values
+    if not styles:
+        del windows["style_ids"]
+    return windows
 
 
-def source_name(argument: str) -> str:
-    """ "tags=data/questions/train.jsonl" -> "tags=questions/train.jsonl"; without a style, the file's name."""
-    style, path = parse_named_path(argument)
-    return f"{style}={Path(path).parent.name}/{Path(path).name}" if style else Path(path).name
+class MixtureSampler(Sampler[int]):
+    """Draws rows with replacement so that file f of n_f documents has the share n_f^(1/T) / sum n^(1/T)   (Arivazhagan et al. 2019).
+
+    `files` has the file of each row, `documents` the n_f, `lengths` the sub-tokens of each row. Rows of similar length come together,
+    in batches of random order. The draws of an epoch depend only on its number and the seed.
+    """
+
+    def __init__(self, files, documents, lengths, *, temperature: float, num_rows: int, batch_size: int, seed: int):
+        self.lengths, self.num_rows, self.batch_size, self.seed, self.epoch = lengths, num_rows, batch_size, seed, 0
+        shares = np.array(documents, dtype=float) ** (1 / temperature)
+        rows_of_file = np.bincount(files, minlength=len(shares))
+        self.probabilities = (shares / shares.sum() / rows_of_file)[np.asarray(files)]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called before each epoch by the Trainer's data loader."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __iter__(self) -> Iterator[int]:
+        random = np.random.default_rng((self.seed, self.epoch))
+        sampled = random.choice(len(self.probabilities), self.num_rows, p=self.probabilities / self.probabilities.sum())
+        size = self.batch_size * SORTED_BATCHES
+        for start in range(0, self.num_rows, size):
+            part = sorted(sampled[start : start + size].tolist(), key=self.lengths.__getitem__)
+            batches = [part[i : i + self.batch_size] for i in range(0, len(part), self.batch_size)]
+            short = [batches.pop()] if len(batches[-1]) < self.batch_size else []
+            for batch in [*(batches[i] for i in random.permutation(len(batches))), *short]:
+                yield from batch
+
+
+def hide_styles(rows: list[dict], collator, share: float, kept: Sequence[int] = ()) -> dict[str, torch.Tensor]:
+    """The batch of a collator, with the style of a share of the rows set to 0, none, but for the styles that are `kept`."""
+    batch = collator(rows)
+    if "style_ids" in batch and share:
+        hidden = torch.rand(len(rows)) < share
+        hidden &= ~torch.isin(batch["style_ids"], torch.tensor(kept, dtype=torch.long))
+        batch["style_ids"] = batch["style_ids"].masked_fill(hidden, 0)
+    return batch

@@ -5,35 +5,206 @@
     lexperts train seke minilm_cpu --train-files train.jsonl --start-from runs/kp20k                # a second stage
     lexperts train seke distill --teacher default --train-files train.jsonl --unlabelled-files texts.jsonl   # a small model
 
-The output folder holds the best model with its code, its pipelines and its model card, and results.json with the scores of
-every epoch.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder contains the
+best model with its code, its pipeline and its model card, and results.json with the scores of every epoch.
 """
 
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from huggingface_hub import HfApi
+from peft import get_peft_model
+from torch import nn
+from transformers import DataCollatorForTokenClassification, EarlyStoppingCallback, pipeline, set_seed
+
+from keyphrase_tools.calibration import calibrate
+from keyphrase_tools.cards import write_card
+from keyphrase_tools.evaluation import ExtractionMetrics, keep_best
+from keyphrase_tools.labels import RULES
+from keyphrase_tools.rows import describe_coverage
+from keyphrase_tools.words import check_language
+from modeling_seke import SekeForTokenClassification
 from run_tools.backbones import resolve_backbone
-from run_tools.errors import RESUME, UserError
-from run_tools.fingerprints import fingerprint
+from run_tools.errors import UserError
+from run_tools.loading import open_model, open_tokenizer
 
-from ..common.arguments import command
-from ..common.run_folder import open_run
-from .data import load_documents
-from .finetune import prepare, run
+from ..training import RecipeTrainer, best_evaluation, fit, write_results
+from .arguments import DataArguments, ModelArguments
+from .data import Documents, MixtureSampler, hide_styles, load_files, load_unlabelled, make_windows
+from .distill import DistillationTrainer, new_student
+from .ranking import fit_rankers, score_tests
+from .word_classes import add_word_classes, only_noun_phrases, open_tagger
+
+HEAD = (
+    "use_moe", "use_rnn", "rnn_num_layers", "num_experts", "num_experts_per_tok", "expert_intermediate_size",
+    "router_aux_loss_coef",
+)  # fmt: skip
+Files = dict[str, list[Documents]]
 
 
-def train(model_args, data_args, folder_args, training_args) -> None:
-    """Runs the command."""
-    if training_args.max_steps <= 0 and not training_args.num_train_epochs and not model_args.start_from:
-        raise UserError(
-            "--num-train-epochs 0 gives a trained model new rankers. Pass that model by --start-from, or an epoch or more."
+def columns(files: list[Documents]) -> tuple[list[str], list[list[str]]]:
+    """All texts, and the keyphrases of each."""
+    return [text for file in files for text in file.texts], [each for file in files for each in file.keyphrases]
+
+
+def build_model(args: ModelArguments, styles: list[str], teacher: SekeForTokenClassification | None):
+    """A model that was trained before, a small one that imitates a teacher, or a new one on a backbone."""
+    head = {name: getattr(args, name) for name in HEAD}
+    if args.start_from:
+        model = open_model(SekeForTokenClassification, args.start_from)
+    elif teacher is not None:
+        model = new_student(teacher, args, head)
+    else:
+        head |= {"attention_dropout": args.attention_dropout, "styles": styles or None}
+        model = SekeForTokenClassification.from_backbone(args.backbone, **head)
+    if args.frozen_layers is not None:
+        freeze_layers(model.backbone, args.frozen_layers)
+    return model
+
+
+def freeze_layers(backbone: Any, number: int) -> None:
+    """Freezes the embeddings and the first layers of a backbone. Raises a `UserError` if it has fewer."""
+    lists = ((name, module) for name, module in backbone.named_modules() if isinstance(module, nn.ModuleList))
+    layers = next((module for name, module in lists if "." not in name.removeprefix("encoder.")), nn.ModuleList())
+    if number > len(layers):
+        raise UserError(f"--frozen-layers {number} exceeds the {len(layers)} layers of the backbone.")
+    for module in (backbone.get_input_embeddings(), getattr(backbone, "embeddings", None), *layers[:number]):
+        if module is not None:
+            module.requires_grad_(False)
+
+
+def add_lora(model, tokenizer, training_args):
+    """The model with LoRA adapters. The model is saved first, so that the adapter of every checkpoint can be opened."""
+    base = Path(training_args.output_dir) / "base"
+    if training_args.should_save:
+        model.save_pretrained(base)
+        tokenizer.save_pretrained(base)
+    model.name_or_path = str(base)
+    set_seed(training_args.seed)
+    return get_peft_model(model, model.lora_config())
+
+
+def check_files(files: Files, styles: list[str], language: str | None) -> None:
+    """Raises an error for a style that the model does not have, and for files of validation and tests without a usable keyphrase."""
+    for split, of_split in files.items():
+        for file in of_split:
+            if file.style not in ("", *styles):
+                known = ", ".join(styles) or "none"
+                raise UserError(f"{file.source}: the model has no style {file.style!r}. Its styles: {known}.")
+            for rules in {"train": (), "validation": RULES[:1], "test": RULES}[split]:
+                file.gold(rules, language)
+
+
+def make_trainer(
+    model, teacher, tokenizer, files: Files, model_args: ModelArguments, data_args: DataArguments, training_args
+):
+    """The Trainer with the windows of the training documents, and metrics on the validation documents."""
+    styles, language = model.config.styles or [], model.config.keyphrase_language
+    train = [*files["train"], *load_unlabelled(data_args)]
+    windows = make_windows(train, tokenizer, styles, language, training_args.seed)
+    print(
+        f"train: {len(windows['labels']):,} windows of {len(columns(train)[0]):,} documents; {describe_coverage(windows)}"
+    )
+    texts, keyphrases = columns(files["validation"])
+    metrics = ExtractionMetrics(texts, keyphrases, tokenizer, model.config.id2label, language=language)
+    print(f"validation: {len(texts):,} documents; {describe_coverage(metrics.rows)}")
+    kept = [1 + styles.index(style) for style in data_args.as_noun_phrases]
+    collator = DataCollatorForTokenClassification(tokenizer)
+    options: dict[str, Any] = {
+        "model": model, "args": training_args, "processing_class": tokenizer, "compute_metrics": metrics,
+        "train_dataset": Dataset.from_dict(windows), "eval_dataset": Dataset.from_dict(metrics.rows),
+        "data_collator": partial(hide_styles, collator=collator, share=data_args.style_dropout, kept=kept),
+        "part": [p for name, p in model.named_parameters() if p.requires_grad and "backbone." not in name],
+        "part_rate": model_args.head_learning_rate,
+    }  # fmt: skip
+    if data_args.mixing_temperature:
+        options["sampler"] = MixtureSampler(
+            windows["file"],
+            [len(file.texts) for file in train],
+            list(map(len, windows["input_ids"])),
+            temperature=data_args.mixing_temperature,
+            num_rows=data_args.rows_per_epoch,
+            batch_size=training_args.train_batch_size * training_args.gradient_accumulation_steps,
+            seed=training_args.seed,
         )
-    rows, output = load_documents(data_args), training_args.output_dir  # before an earlier run is overwritten
-    is_new = not (model_args.start_from or model_args.teacher)
-    folder = open_run(
-        "seke/train.py", training_args, model_args, data_args,
-        backbone=fingerprint(resolve_backbone(model_args.backbone)) if is_new else None,
-        overwrite=folder_args.overwrite_output_dir, clear=("base.part",),
-    )  # fmt: skip
-    run(model_args, data_args, training_args, folder, prepare(model_args, data_args, training_args, rows))
-    print(f"\nSaved the model to {output}. Load it with pipeline('keyphrase-extraction', model={output!r}).")
+    if teacher is not None:
+        trainer = DistillationTrainer(**options, teacher=teacher, weight=model_args.teacher_weight)
+    else:
+        trainer = RecipeTrainer(**options)
+    if data_args.early_stopping_patience:
+        trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience, data_args.early_stopping_gain))
+    return trainer
 
 
-main = command("seke", "train", train, RESUME)
+def fit_scores(extract, files: Files, tagger, data_args: DataArguments, seed: int) -> tuple[Any, dict]:
+    """Fits a ranker or a temperature on the validation documents -> the pipeline that uses it, and entries of results.json."""
+    if not data_args.fit_ranker:
+        try:
+            return extract, {"temperature": calibrate(extract, *columns(files["validation"]), batch_size=16)}
+        except ValueError as error:
+            print(f"scores are not calibrated: {error}")
+            return extract, {"not_calibrated": str(error)}
+    results: dict[str, Any] = {}
+    if tagger is not None:
+        results["word_classes"] = add_word_classes(extract, columns(files["train"])[0], tagger, seed)
+        extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
+    extract, results["ranker_validation_f1@10"] = fit_rankers(extract, files["validation"], data_args)
+    return extract, results
+
+
+def train(model_args: ModelArguments, data_args: DataArguments, training_args, checkpoint: str | None) -> None:
+    """Trains, selects, scores and saves a model."""
+    if data_args.unlabelled_files and not model_args.teacher:
+        raise UserError(f"--unlabelled-files {data_args.unlabelled_files[0]} needs --teacher.")
+    files = load_files(data_args)
+    tagger = open_tagger(data_args.tagger) if data_args.tagger else None
+    tokenizer = open_tokenizer(resolve_backbone(model_args.start_from or model_args.teacher or model_args.backbone))
+    tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipeline uses the same windows
+    teacher = open_model(SekeForTokenClassification, model_args.teacher) if model_args.teacher else None
+    set_seed(training_args.seed)
+    styles = list(dict.fromkeys(file.style for file in files["train"] if file.style))
+    model = build_model(model_args, styles, teacher)
+    language = data_args.language or getattr((teacher or model).config, "keyphrase_language", "english")
+    language = model.config.keyphrase_language = check_language(None if language == "none" else language)
+    check_files(files, model.config.styles or [], language)
+    for split in ("train", "validation"):
+        apart = [file for file in files[split] if file.style in data_args.as_noun_phrases]
+        files[split] += [copy for file in apart if (copy := only_noun_phrases(file, tagger, language)).texts]
+    if model_args.lora:
+        model = add_lora(model, tokenizer, training_args)
+    push, training_args.push_to_hub = training_args.push_to_hub, False  # the Trainer would push every checkpoint
+    keep_best(training_args, "f1@10")
+    trainer = make_trainer(model, teacher, tokenizer, files, model_args, data_args, training_args)
+    fit(trainer, checkpoint)
+    if trainer.state.best_metric is None:  # --num-train-epochs 0: the model of --start-from stays, and gets rankers
+        trainer.state.best_metric = trainer.evaluate()["eval_f1@10"]
+    model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
+    model.config.keyphrase_threshold = best_evaluation(trainer, "eval_f1@10")["eval_threshold"]
+    results: dict[str, Any] = {
+        "documents": {split: len(columns(own)[0]) for split, own in files.items()},
+        "best_validation_f1@10": trainer.state.best_metric,
+        "threshold": model.config.keyphrase_threshold,
+    }
+    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tokenizer)
+    extract, fitted = fit_scores(extract, files, tagger, data_args, training_args.seed)
+    results |= fitted
+    if files["test"]:
+        results["test"] = score_tests(extract, files["test"])
+    save(extract, trainer, results, push)
+
+
+def save(extract, trainer: RecipeTrainer, results: dict, push: bool) -> None:
+    """Saves the pipeline, the model card and results.json, and uploads them with `--push-to-hub true`."""
+    args, folder = trainer.args, Path(trainer.args.output_dir)
+    api, repository = HfApi(token=args.hub_token), args.hub_model_id or folder.resolve().name
+    if push:
+        repository = api.create_repo(repository, private=args.hub_private_repo, exist_ok=True).repo_id
+    extract.save_pretrained(folder)
+    write_card(extract.model, folder, results, args, repository if push else None)
+    write_results(trainer, **results)
+    if push:
+        ignored = ["checkpoint-*", "base/*", "arguments.yml"]
+        api.upload_folder(repo_id=repository, folder_path=folder, ignore_patterns=ignored)
+    print(f"\nThe model is in {folder}: pipeline('keyphrase-extraction', model={str(folder)!r})")

@@ -1,6 +1,6 @@
 """A spaCy tagger as a teacher: which words are nouns, for the ranker, and which keyphrases are noun phrases, for models without a style."""
 
-import warnings
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,34 +16,16 @@ from .data import Documents
 
 TEXTS = 400  # of the training documents, from which the classes are learned; one in five measures them
 TAGS = {"NOUN": NOUN, "PROPN": NOUN, "ADJ": MODIFIER}  # Universal Dependencies
-
-
-class EveryState(WordStates):
-    """The hidden states of all words."""
-
-    def add(self, document: int, words: np.ndarray, values) -> None:
-        """As in `WordStates`."""
-        self._states[document] |= dict(zip(words.tolist(), values["states"], strict=True))
+NOUN_PHRASE = re.compile(f"[{MODIFIER}{NOUN}]+{NOUN}")  # two or more words, the longest
 
 
 def open_tagger(name: str):
-    """A spaCy pipeline of which only the tags are used. Raises a `UserError` if spaCy or the pipeline is not installed, or
-    it has no tags.
-    """
-    try:
-        import spacy
-    except ImportError as error:
-        raise UserError("--tagger needs spaCy. Install it with: pip install 'lexperts[spacy]'") from error
-    try:
-        tagger = spacy.load(name, exclude=["parser", "ner", "lemmatizer"])
-    except OSError as error:
-        raise UserError(
-            f"--tagger {name!r} is not installed. Install it with: python -m spacy download {name}"
-        ) from error
+    """A spaCy pipeline of which only the tags are used. Raises a `UserError` for one without tags."""
+    import spacy
+
+    tagger = spacy.load(name, exclude=["parser", "ner", "lemmatizer"])
     if not tagger("A tagger.").has_annotation("POS"):
-        raise UserError(
-            f"--tagger {name!r} gives words no part of speech. Use a pipeline with a tagger: en_core_web_sm"
-        )
+        raise UserError(f"--tagger {name!r} gives words no part of speech. Use one with a tagger: en_core_web_sm")
     return tagger
 
 
@@ -58,51 +40,30 @@ def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
     return found
 
 
-def noun_phrase_spans(classes: Sequence[int]) -> list[tuple[int, int]]:
-    """The longest spans of modifiers and nouns that end in a noun."""
-    spans, start = [], 0
-    for end in range(len(classes) + 1):
-        if end == len(classes) or classes[end] == OTHER:
-            last = end
-            while last > start and classes[last - 1] != NOUN:
-                last -= 1
-            if last > start:
-                spans.append((start, last))
-            start = end + 1
-    return spans
-
-
-def add_noun_phrases(documents: Documents, styles: Sequence[str], tagger, language: str | None) -> Documents:
-    """With another copy, without a style, of the documents of some styles, whose keyphrases are those that are noun phrases of two
-    or more words there. The copies of a file have a number of their own.
-    """
-    chosen = [i for i, (_, style) in enumerate(documents.files) if style in styles]
-    copies, read = documents.take(chosen), [read_document(documents.texts[i], i, False, True) for i in chosen]
-    first = max((file for file, _ in documents.files), default=0) + 1
-    numbers: dict[tuple[int, str], int] = {}
-    texts, gold, files = list(documents.texts), list(documents.gold), list(documents.files)
-    for number, (document, classes) in enumerate(zip(read, classes_by_tags(tagger, read), strict=True)):
-        spans = [(start, end) for start, end in noun_phrase_spans(classes) if end - start > 1]
-        known = {" ".join(stem(word, language) for word, _, _ in document.words[start:end]) for start, end in spans}
-        kept = [phrase for phrase in copies.gold[number] if stem_phrase(normalise(phrase), language) in known]
-        if kept:
-            texts.append(copies.texts[number])
-            gold.append(kept)
-            files.append((numbers.setdefault(copies.files[number], first + len(numbers)), ""))
-    return Documents(texts, gold, files)
+def only_noun_phrases(file: Documents, tagger, language: str | None) -> Documents:
+    """A copy of documents without a style, whose keyphrases are those that are noun phrases of two or more words there."""
+    copy = Documents(file.source, file.name, "", [], [])
+    read = [read_document(text, i, False, True) for i, text in enumerate(file.texts)]
+    for i, (document, classes) in enumerate(zip(read, classes_by_tags(tagger, read), strict=True)):
+        stems = [stem(word, language) for word, _, _ in document.words]
+        spans = [match.span() for match in NOUN_PHRASE.finditer("".join(map(str, classes)))]
+        known = {" ".join(stems[start:end]) for start, end in spans}
+        if kept := [phrase for phrase in file.keyphrases[i] if stem_phrase(normalise(phrase), language) in known]:
+            copy.texts.append(file.texts[i])
+            copy.keyphrases.append(kept)
+    return copy
 
 
 def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[str, float]:
-    """Fits a model's word classes to the tags of some of the texts, and saves them in its configuration, unless they are right less
-    often than the most frequent class, of which a warning tells.
+    """Fits a model's word classes to the tags of some of the texts, and saves them in its configuration.
 
     Returns:
-        `words`, the number of words that they were fitted to, and of five texts or more `accuracy` on the words of other texts and
-        `most_frequent`, that of the most frequent class.
+        `accuracy` on the words of one text in five, which were not fitted to, and `most_frequent`, that of the most frequent class.
     """
     order = np.random.default_rng(seed).permutation(len(texts))[:TEXTS]
     block = extract.preprocess([texts[i] for i in order])
-    block.states = EveryState(len(block.documents))
+    every_word = [{"": [(0, len(document.words))]} for document in block.documents]
+    block.states = WordStates(len(block.documents), mentions=every_word)
     for _ in extract.read_windows(block, batch_size=16):
         pass
     states, classes, held_out = [], [], []
@@ -112,20 +73,10 @@ def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[s
             classes.append(int(tags[word]))
             held_out.append(number % 5 == 4)
     x, y, other = np.array(states, dtype=np.float32), np.array(classes), np.array(held_out, dtype=bool)
-    fitted, number = fit_word_classes(x[~other], y[~other].tolist()), int((~other).sum())
-    if not other.any():
-        setattr(extract.model.config, FIELD, fitted)
-        return {"words": number}
+    fitted = fit_word_classes(x[~other], y[~other].tolist())
+    setattr(extract.model.config, FIELD, fitted)
     rows = np.array([fitted[name] for name in CLASSES])
     accuracy = float(((x[other] @ rows[:, 1:].T + rows[:, 0]).argmax(1) == y[other]).mean())
     most_frequent = float((y[other] == np.bincount(y[~other]).argmax()).mean())
-    print(f"word classes: fitted to {number:,} words, right for {100 * accuracy:.1f}% of {int(other.sum()):,} others")
-    if accuracy >= most_frequent:
-        setattr(extract.model.config, FIELD, fitted)
-    else:
-        warnings.warn(
-            f"The word classes are right for {100 * accuracy:.1f}% of the words, the most frequent class for "
-            f"{100 * most_frequent:.1f}%: they are not used, nor does the ranker read noun phrases. Use more or longer texts.",
-            stacklevel=2,
-        )
-    return {"words": number, "accuracy": accuracy, "most_frequent": most_frequent}
+    print(f"word classes: right for {accuracy:.1%} of the words, the most frequent class for {most_frequent:.1%}")
+    return {"accuracy": accuracy, "most_frequent": most_frequent}
