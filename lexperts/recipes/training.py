@@ -39,9 +39,7 @@ def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
         CompleteRunError: for one that has ended.
     """
     folder = Path(training_args.output_dir)
-    files = [path for name, value in given.items() for path in (value if isinstance(value, list) else [value])
-             if name.endswith(("_files", "datasets"))]  # fmt: skip
-    hashes = {str(path): sha256_of(file) for path in files if (file := Path(str(path).rpartition("=")[2])).is_file()}
+    hashes = {str(path): sha256_of(path) for path in data_files(given)}
     record = json.loads(json.dumps({**given, "_files": hashes}, default=str))
     with training_args.main_process_first():  # of several, one writes
         names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -60,6 +58,14 @@ def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
             folder.mkdir(parents=True, exist_ok=True)
             write_file(folder / ARGUMENTS, yaml.safe_dump(record, sort_keys=False, allow_unicode=True))
     return last_checkpoint(folder)
+
+
+def data_files(given: Mapping) -> list[Path]:
+    """The files that options such as `train_files` name, also as NAME=FILE, and those of `datasets`, also in folders."""
+    named = [value for name, value in given.items() if name.endswith(("_files", "datasets"))]
+    places = [Path(place.rpartition("=")[2]) for places in named for place in places]
+    inside = [path for place in places if place.is_dir() for path in sorted(place.glob("*.jsonl"))]
+    return [place for place in places if place.is_file()] + inside
 
 
 def last_checkpoint(folder: str | Path) -> str | None:

@@ -25,17 +25,19 @@ def load_texts(args: ClassificationDataArguments) -> tuple[Rows, list[str]]:
     and for a class without training rows.
     """
     rows, label = load_splits(args, (args.text_column, args.label_column)), args.label_column
-    classes = sorted({row[label] for row in rows["train"]}, key=lambda name: (str(type(name)), name))
-    if len({type(name) for name in classes}) > 1:
-        raise UserError(f"The labels of the training rows have several types: {classes[0]!r:.60}, {classes[-1]!r:.60}.")
+    kinds = {type(row[label]): row[label] for row in rows["train"]}
+    if len(kinds) > 1 or not kinds.keys() <= {str, int, float, bool}:
+        shown = ", ".join(f"{example!r:.60}" for example in kinds.values())
+        raise UserError(f"The labels of the training rows are not of one type, texts or numbers: {shown}.")
+    classes = sorted({row[label] for row in rows["train"]})
     names = [str(name) for name in classes]
     if args.dataset_name:
         feature = load_dataset(args.dataset_name, split="train").features[label]
         if isinstance(feature, ClassLabel):
             classes, names = list(range(feature.num_classes)), feature.names
-    numbers = {(type(name), name): number for number, name in enumerate(classes)}
+    numbers = {(type(name), str(name)): number for number, name in enumerate(classes)}
     for row in (row for split in rows.values() for row in split):
-        if (name := (type(row[label]), row[label])) not in numbers:
+        if (name := (type(row[label]), str(row[label]))) not in numbers:
             raise UserError(f"The label {row[label]!r:.60} is in no training row. Those have {', '.join(names):.200}.")
         row[label] = numbers[name]
     hold_out_validation(rows, args.validation_share)
