@@ -101,7 +101,6 @@ def malformed(hint, limits: Limits, kind: str, at) -> list[str]:
 RECIPES = {
     "train seke": ("train_files", "output_dir"),
     "train exhird": ("train_files", "validation_files", "output_dir"),
-    "train exhird-data": ("train_files", "validation_files", "output_dir"),
     "train hypernet-keyphrases": ("train_files", "output_dir"),
     "train hypernet-classes": ("train_files", "output_dir"),
     "train hypernet-qa": ("train_files", "output_dir"),

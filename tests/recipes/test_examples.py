@@ -33,7 +33,6 @@ def run_example(name: str, output: Path, *more: str) -> None:
     [
         ("train_seke", "keyphrase-extraction", DOCUMENT["text"]),
         ("train_hypernet", "keyphrase-extraction", TITLED),
-        ("train_exhird", "keyphrase-generation", TITLED),
         ("train_moesumm", "moe-summarization", DOCUMENT["text"]),
     ],
 )

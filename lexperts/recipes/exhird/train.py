@@ -48,6 +48,7 @@ from ..training import fit, write_results
 from .arguments import DataArguments, ModelArguments
 from .schedule import KeyphraseTrainer, StopAfterRises
 
+PARTS = ("present", "absent")
 FEATURES = Features({"title": Value("string"), "text": Value("string"), "keyphrases": [Value("string")]})
 
 
@@ -59,9 +60,7 @@ def is_decoder(backbone: str) -> bool:
 
 
 def load_rows(args: DataArguments) -> Rows:
-    """Documents of each split. Raises a `UserError` without training or validation documents, and for test documents that have no
-    keyphrases.
-    """
+    """Documents of each split. Raises a `UserError` without validation documents, and for a test without keyphrases."""
     rows = load_documents(args)
     if "validation" not in rows:
         raise UserError("There are no validation documents. Pass --validation-files FILE.")
@@ -79,18 +78,16 @@ def iterate(rows: list[dict], version: dict) -> Iterator[dict]:
 
 
 def tokenize(rows: Rows, function, **options) -> dict[str, Dataset]:
-    """Rows for training and validation, and their number. Raises a `UserError` for a split without any."""
-    splits = {}
+    """Rows for training and validation, whose numbers are printed. Raises a `UserError` for a split without any."""
+    splits, more = {}, {"batched": True, "fn_kwargs": options, "remove_columns": list(FEATURES)}
     for split in ("train", "validation"):
         generator = {"rows": rows[split], "version": package_versions(("lexperts",))}
         documents = Dataset.from_generator(iterate, features=FEATURES, gen_kwargs=generator)
-        own = documents.map(function, batched=True, fn_kwargs=options, remove_columns=list(FEATURES), desc=split)
-        if not len(own):
-            raise UserError(
-                f"None of the {len(documents):,} {split} documents has a keyphrase and fits. Check keyphrases and lengths."
-            )
-        print(f"{split}: {len(own):,} of {len(documents):,} documents")
-        splits[split] = own
+        splits[split] = documents.map(function, desc=split, **more)
+        kept = f"{len(splits[split]):,} of {len(documents):,}"
+        if not len(splits[split]):
+            raise UserError(f"{split}: {kept} documents have a keyphrase and fit. Check keyphrases and lengths.")
+        print(f"{split}: {kept} documents")
     return splits
 
 
@@ -123,7 +120,8 @@ def make_encoder(model_args: ModelArguments, data_args: DataArguments, rows: Row
         model = ExhirdForKeyphraseGeneration.from_backbone(model_args.backbone, tokenizer, **options)
     else:
         model = ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer, **changed(model_args)))
-    lengths = {"max_source_length": data_args.max_source_length or 400, "max_target_length": data_args.max_target_length}
+    lengths = {"max_source_length": data_args.max_source_length or 400}
+    lengths["max_target_length"] = data_args.max_target_length
     splits = tokenize(rows, tokenize_documents, tokenizer=tokenizer, **lengths)
     return model, splits, DataCollatorForKeyphraseGeneration(tokenizer)
 
@@ -138,8 +136,9 @@ def score(model, tokenizer, rows: list[dict]) -> dict:
     sources = [" ".join(word for word, _ in split_document(row["text"], row["title"])) for row in rows]
     scores = keyphrase_f1(found, gold, convention="exhird", sources=sources, k=(5, "M"))
     stems = [[stem_phrase(phrase) for phrase in phrases] for phrases in found]
-    scores["repeats"] = 1 - sum(len(set(own)) for own in stems) / max(sum(map(len, stems)), 1) if any(stems) else 0.0
-    parts = (f"{part} F1@5 {scores[part]['f1@5']:.3f} F1@M {scores[part]['f1@M']:.3f}" for part in ("present", "absent"))
+    total = sum(map(len, stems))
+    scores["repeats"] = 1 - sum(len(set(own)) for own in stems) / total if total else 0.0
+    parts = [f"{part} " + " ".join(f"F1@{k} {scores[part][f'f1@{k}']:.3f}" for k in "5M") for part in PARTS]
     print(f"test, {len(rows):,} documents: {'   '.join(parts)}   repeats {100 * scores['repeats']:.1f}%")
     return scores
 
@@ -149,9 +148,9 @@ def print_examples(generate, rows: list[dict]) -> None:
     for row in rows:
         phrases = generate({"title": row["title"], "text": row["text"]})
         print(f"\n{row['title'] or row['text'][:80]}")
-        for name, present in (("present", True), ("absent", False)):
-            generated = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is present)
-            print(f"  {name:7}  {'; '.join(generated)}")
+        for part in PARTS:
+            own = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is (part == "present"))
+            print(f"  {part:7}  {'; '.join(own)}")
         print(f"  gold     {'; '.join(row['keyphrases'])}")
 
 
@@ -175,10 +174,11 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
     folder, tokenizer = training_args.output_dir, collator.tokenizer
     generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=tokenizer)
     generate.save_pretrained(folder)
-    best = trainer.state.best_metric
-    print(f"validation loss per {'token' if decoder else 'document'} {best:.2f}, step {trainer.state.best_global_step}")
+    state, unit = trainer.state, "token" if decoder else "document"
+    if state.best_metric is not None:  # a run may end before its first evaluation
+        print(f"validation loss per {unit} {state.best_metric:.2f}, step {state.best_global_step}")
     print(f"The model is in {folder}: pipeline('keyphrase-generation', model={folder!r})")
-    results = {"best_validation_loss": best}
+    results = {"best_validation_loss": state.best_metric}
     if "test" in rows and trainer.is_world_process_zero():
         results["test"] = score(trainer.model, tokenizer, rows["test"])
         print_examples(generate, rows["test"][: data_args.show])
