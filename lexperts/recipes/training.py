@@ -123,14 +123,14 @@ class StopAtNaN(TrainerCallback):
 
 
 def fit(trainer: Trainer, checkpoint: str | None) -> None:
-    """Trains, from a checkpoint if there is one. From that of its last step it only loads the weights: the stock Trainer looks
-    at the number of steps after a step, and would train one more.
+    """Trains, from a checkpoint if there is one. From that of its last step, also of a run that has ended early, it only loads the
+    weights: the stock Trainer looks whether training ends after a step, and would train one more.
     """
     args = trainer.args
     planned = args.max_steps, args.num_train_epochs
     if checkpoint is not None:
         state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
-        if 0 < args.max_steps <= state["global_step"]:
+        if state["stateful_callbacks"]["TrainerControl"]["args"]["should_training_stop"]:
             args.max_steps, args.num_train_epochs = -1, 0
     try:
         trainer.train(resume_from_checkpoint=checkpoint)

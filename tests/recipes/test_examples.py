@@ -31,7 +31,6 @@ def run_example(name: str, output: Path, *more: str) -> None:
     "name, task, inputs",
     [
         ("train_hypernet", "keyphrase-extraction", TITLED),
-        ("train_exhird", "keyphrase-generation", TITLED),
         ("train_moesumm", "moe-summarization", DOCUMENT["text"]),
     ],
 )

@@ -1,190 +1,180 @@
-"""The commands of ExHiRD as a user runs them, on a vocabulary and texts of their own."""
+"""The training of keyphrase generators, on tiny models and small texts."""
 
 import json
 import shutil
-from pathlib import Path
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModel, pipeline
+from datasets import Dataset
+from transformers import AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments, pipeline, set_seed
 
-from lexperts.recipes.exhird import prepare, train
-from lexperts.recipes.exhird.schedule import PlateauSchedule, StopAfterRises
+from lexperts.cli.train import app
+from lexperts.recipes.exhird.arguments import ModelArguments
+from lexperts.recipes.exhird.schedule import KeyphraseTrainer, PlateauSchedule, StopAfterRises
+from lexperts.recipes.exhird.train import is_decoder, score, tokenize
+from modeling_exhird import DataCollatorForKeyphraseGeneration as Collator
+from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration, ExhirdTokenizer, tokenize_documents
+from modeling_exhird.generation_exhird import KeyphraseGenerator
+from tests.modeling_exhird.causal import BACKBONES, backbone_config, causal_tokenizer, tiny_causal
 from tests.recipes.helpers import fails, write_rows
 
-FOLDER = Path(train.__file__).parent
+STEPS = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "4"]
+STEPS += ["--num-train-epochs", "2", "--logging-steps", "1", "--learning-rate", "1e-3"]
 SMALL = ["--hidden-size", "16", "--num-hidden-layers", "1", "--num-attention-heads", "2", "--intermediate-size", "24"]
-FAST = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "4"]
-FAST += ["--num-train-epochs", "2", "--learning-rate", "1e-3"]  # evaluates after each epoch by default
+KEYPHRASES = ["graph cut", "image segmentation", "networks"]
+TEXTS = [f"graph cuts segment images and learning networks number {i} do so too" for i in range(12)]
+ROWS = [{"title": ["Graph cuts", "", "Networks"][i % 3], "text": TEXTS[i], "keyphrases": KEYPHRASES} for i in range(12)]
+WORDS = {"title": ["Some", "words"], "text": TEXTS[0].split(), "keyphrases": "graph cut; networks"}
+LONG, BARE = {"text": "graph cut " * 300, "keyphrases": ["graph cut"]}, {"text": "graph cuts", "keyphrases": [" "]}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Twelve documents, for training, validation and testing."""
-    folder = tmp_path_factory.mktemp("rows")
-    rows = [
-        {
-            "title": ["graph cuts", "", "networks"][i % 3],
-            "text": f"graph cuts segment images and learning networks number {i} do so too",
-            "keyphrases": ["graph cut", "image segmentation", "networks"],
-        }
-        for i in range(12)
-    ]
-    return str(write_rows(folder / "rows.jsonl", rows))
-
-
-def run(command, *argv):
-    command.main([str(argument) for argument in argv])
+    """Twelve documents for training and two that are no use, validation and test."""
+    folder, splits = tmp_path_factory.mktemp("rows"), {"train": [*ROWS, LONG, BARE], "validation": ROWS[:4]}
+    splits["test"] = [WORDS, *ROWS[:3]]
+    return [x for name in splits for x in (f"--{name}-files", write_rows(folder / f"{name}.jsonl", splits[name]))]
 
 
 @pytest.fixture(scope="module")
-def prepared(files, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("prepared")
-    run(prepare, "--train-files", files, "--validation-files", files, "--output-dir", folder)
-    return folder
+def decoder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoder")
+    for part in (AutoModelForCausalLM.from_config(backbone_config()), causal_tokenizer()):
+        part.save_pretrained(folder)
+    return str(folder)
+
+
+def same(weights, others):
+    return all(torch.equal(tensor, others[name]) for name, tensor in weights.items() if name in others)
+
+
+def run(folder, *argv):
+    """The results of a training, and its model."""
+    app(["exhird", *map(str, argv), "--output-dir", str(folder)], standalone_mode=False)
+    model = pipeline("keyphrase-generation", model=str(folder), device="cpu").model
+    return json.loads((folder / "results.json").read_text()), model
 
 
 @pytest.mark.parametrize("encoder", ["bigru", "transformer"])
-def test_two_commands_prepare_and_train(encoder, prepared, tmp_path):
-    argv = [*SMALL, *FAST, "--encoder-type", encoder, "--data", prepared, "--output-dir", tmp_path]
-    run(train, *argv)
-    generate = pipeline("keyphrase-generation", model=str(tmp_path))
-    assert isinstance(generate({"title": "graph cuts", "text": "they segment images"}), list)
+def test_one_command_goes_from_documents_to_scores(encoder, files, tmp_path, capsys):
+    argv = [*SMALL, *STEPS, *files, "--encoder-type", encoder, "--show", 2]
+    results, model = run(tmp_path, *argv, "--relative-attention", "off", "--exclusive-loss-coef", 1)
+    assert (model.config.relative_attention, model.config.exclusive_loss_coef) == (None, 1)
+    printed = capsys.readouterr().out
+    assert "train: 12 of 14 documents" in printed and "test, 4 documents: present F1@5 " in printed
+    assert "\nSome words\n" in printed and printed.count("\n  gold     graph cut; ") == 2
+    losses = [entry["eval_loss"] for entry in results["log"] if "eval_loss" in entry]
+    assert len(losses) == 2 and results["best_validation_loss"] == min(losses)
+    assert results["test"]["total"]["documents"] == 4 and "f1@M" in results["test"]["absent"]
 
 
-def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):
-    data = ["--train-files", files, "--validation-files", files, "--test-files", f"mine={files}", "--show", "2"]
-    argv = [*SMALL, *FAST, "--encoder-type", "bigru", *data, "--output-dir", tmp_path]
-    run(train, *argv)
-    out = capsys.readouterr().out
-    assert "\nmine: present F1@M " in out and out.count("  gold     graph cut; image segmentation; networks") == 2
-    assert json.loads((tmp_path / "scores.json").read_text())["mine"]["documents"] == 12
-    run(train, *argv)  # nothing is prepared or trained again
-    assert "vocabulary: " not in capsys.readouterr().out
-    assert "validation_files=" in fails(train.main, *argv, "--validation-files", files, files)
+def test_the_model_is_that_of_the_stock_trainer(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", ROWS)
+    argv = [*SMALL, *STEPS, "--train-files", file, "--validation-files", file, "--encoder-type", "bigru", "--seed", 7]
+    _, model = run(tmp_path / "ours", *argv, "--vocab-size", 15)
+    texts = [text for row in ROWS for text in (row["title"], row["text"], *row["keyphrases"])]
+    tokenizer = ExhirdTokenizer.from_texts(texts, vocab_size=15)
+    data = Dataset.from_dict(tokenize_documents(Dataset.from_list(ROWS)[:], tokenizer))
+    set_seed(7)
+    config = ExhirdConfig.from_tokenizer(tokenizer, encoder_type="bigru", hidden_size=16, num_hidden_layers=1)
+    plain = ExhirdForKeyphraseGeneration(config)
+    options = {"num_train_epochs": 2, "learning_rate": 1e-3, "per_device_train_batch_size": 4, "seed": 7}
+    args = TrainingArguments(str(tmp_path / "plain"), use_cpu=True, report_to="none", **options)
+    Trainer(plain, args, Collator(tokenizer), data).train()
+    assert same(model.state_dict(), plain.state_dict())
 
 
-def test_phrases_replace_only_those_of_an_evaluation(prepared, files, tmp_path):
-    shutil.copy(files, tmp_path / "mine.jsonl")
-    own = ["--test-files", f"mine={tmp_path / 'mine.jsonl'}"]
-    argv = [*SMALL, *FAST, "--num-train-epochs", "1", "--encoder-type", "bigru", "--data", prepared]
-    argv += ["--output-dir", tmp_path]
-    assert f"would replace {tmp_path / 'mine.jsonl'}" in fails(train.main, *argv, *own)
-    assert not (tmp_path / "config.json").exists()
-    other = ["--test-files", f"other={files}"]
-    for more in ([], ["--overwrite-output-dir", "true"]):  # its own phrases may be replaced
-        run(train, *argv, *other, *more)
-    assert Path(files).read_bytes() == (tmp_path / "mine.jsonl").read_bytes()
+def test_a_warm_start_trains_its_encoder_at_its_own_rate(backbone, files, tmp_path):
+    argv = [*STEPS, *files[:4], "--encoder-type", "pretrained", "--backbone", backbone, "--hidden-size", 16]
+    stock = AutoModel.from_pretrained(backbone).state_dict()
+    for rate in (0, 0.01):
+        _, model = run(tmp_path / str(rate), *argv, "--backbone-lr", rate)
+        assert same(model.encoder.word_encoder.backbone.state_dict(), stock) is (rate == 0)
 
 
-def test_texts_and_titles_of_test_sets_may_be_lists_of_words(files, tmp_path, capsys):
-    rows = [json.loads(line) for line in Path(files).read_text().splitlines()]
-    words = [row | {name: row[name].split() for name in ("title", "text")} for row in rows]
-    tests = ["--test-files", f"texts={files}", f"words={write_rows(tmp_path / 'words.jsonl', words)}"]
-    argv = [*SMALL, *FAST, "--encoder-type", "bigru", "--train-files", files, "--validation-files", files]
-    run(train, *argv, *tests, "--output-dir", tmp_path / "run")
-    scores = json.loads((tmp_path / "run" / "scores.json").read_text())
-    assert scores["words"] == scores["texts"]
-    assert (tmp_path / "run" / "words.jsonl").read_text() == (tmp_path / "run" / "texts.jsonl").read_text()
-    capsys.readouterr()
-    train.print_examples(pipeline("keyphrase-generation", model=str(tmp_path / "run")), tmp_path / "words.jsonl", 1)
-    assert "\ngraph cuts\n" in capsys.readouterr().out
-    odd = write_rows(tmp_path / "odd.jsonl", [rows[0], rows[0] | {"title": 5}])
-    message = fails(train.main, *argv, "--test-files", f"odd={odd}", "--output-dir", tmp_path / "odd")
-    assert "odd.jsonl, row 2: title=5 is not a title" in message
+def test_a_decoder_learns_differences_and_a_killed_run_goes_on(decoder, files, tmp_path):
+    argv = ["smollm2_cpu", "--backbone", decoder, "--adapter-rank", 2, *STEPS, *files[:4], "--bf16", "false"]
+    _, model = run(tmp_path, *argv, "--max-source-length", 100)
+    assert model.config.model_type == "exhird_causal" and model.config.max_source_length == 100
+    assert same(model.backbone.state_dict(), AutoModelForCausalLM.from_pretrained(decoder).state_dict())
+    assert any(own.any() for name, own in model.state_dict().items() if "lora_B" in name)
+    (tmp_path / "results.json").unlink()  # as after the first checkpoint
+    shutil.rmtree(tmp_path / "checkpoint-8")
+    _, again = run(tmp_path, *argv, "--max-source-length", 100)
+    assert same(model.state_dict(), again.state_dict())
 
 
-def test_documents_changed_in_their_place_are_not_those_that_were_prepared(files, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(Path(files).read_text())
-    argv = [*SMALL, *FAST, "--encoder-type", "bigru", "--output-dir", tmp_path / "run", "--data", tmp_path / "data"]
-    data = ["--train-files", rows, "--validation-files", rows, "--output-dir", tmp_path / "data"]
-    run(prepare, *data)
-    run(train, *argv)
-    rows.write_text(rows.read_text().replace("graph", "GRAPH"))
-    assert "train_files=[rows.jsonl (" in fails(prepare.main, *data)
-    assert "vocab_size=50000 before, 99 now" in fails(prepare.main, *data, "--vocab-size", "99")
-    run(prepare, *data, "--overwrite-output-dir", "true")
-    assert "data.train_files=" in fails(train.main, *argv)
-    (tmp_path / "data" / "prepared.json").unlink()  # as if preparation had been killed
-    assert "prepared.json" in fails(train.main, *argv)
+def test_decoders_are_told_from_encoders(backbone, tmp_path):
+    assert not is_decoder(backbone)
+    for kind in BACKBONES:
+        backbone_config(kind).save_pretrained(tmp_path / kind)
+        assert is_decoder(str(tmp_path / kind))
 
 
-def test_a_warm_start_is_prepared_and_trained(files, backbone_config, tiny_tokenizer, tmp_path):
-    torch.manual_seed(0)
-    AutoModel.from_config(backbone_config("bert")).save_pretrained(tmp_path / "bert")
-    tiny_tokenizer.save_pretrained(tmp_path / "bert")
-    backbone = ["--backbone", tmp_path / "bert"]
-    run(prepare, "--train-files", files, "--validation-files", files, "--output-dir", tmp_path / "data", *backbone)
-    argv = ["--encoder-type", "pretrained", *backbone, "--hidden-size", "16", *FAST, "--data", tmp_path / "data"]
-    run(train, *argv, "--output-dir", tmp_path / "out")
-    assert isinstance(pipeline("keyphrase-generation", model=str(tmp_path / "out"))("graph cuts"), list)
-    stock = AutoModel.from_pretrained(tmp_path / "bert").state_dict()
-    for schedule in ("true", "false"):  # both keep an encoder whose learning rate is 0
-        rates = ["--backbone-lr", "0", "--plateau-schedule", schedule]
-        run(train, *argv, *rates, "--output-dir", tmp_path / schedule)
-        model = pipeline("keyphrase-generation", model=str(tmp_path / schedule)).model
-        trained = model.encoder.word_encoder.backbone.state_dict()
-        assert all(torch.equal(trained[name], weights) for name, weights in stock.items() if name in trained)
+def test_scores_count_repeats_and_both_kinds(monkeypatch):
+    written = [["graph", "cut"], ["graph", "cuts"], ["tree"]]
+    monkeypatch.setattr(KeyphraseGenerator, "stream", lambda *_: iter([written]))
+    row = {"title": "", "text": "Graph cuts segment images.", "keyphrases": ["graph cuts (GC)", "tree"]}
+    scores = score(tiny_causal(), causal_tokenizer(), [row])
+    assert scores["present"]["f1@M"] == scores["absent"]["f1@M"] == 1 and scores["repeats"] == pytest.approx(1 / 3)
+    assert scores["present"]["f1@5"] == pytest.approx(2 * 0.2 / 1.2)
 
 
-def test_errors_that_the_user_can_fix_are_one_line(tmp_path):
-    for name, value in (("useless", [" "]), ("pairs", [["graph", "cut"]])):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "graph cut", "keyphrases": value}))
-    long = {"text": "graph cut " * 300, "keyphrases": ["graph cut"]}
-    (tmp_path / "long.jsonl").write_text(json.dumps(long))
-    (tmp_path / "good.jsonl").write_text(json.dumps(long | {"text": "graph cut"}))
-    split = lambda train, validation: [  # noqa: E731
-        *("--output-dir", tmp_path / train / validation),
-        *("--train-files", tmp_path / f"{train}.jsonl", "--validation-files", tmp_path / f"{validation}.jsonl"),
-    ]
-    file = {
-        name: ["--output-dir", tmp_path, "--test-files", f"x={tmp_path / name}.jsonl"] for name in ("useless", "pairs")
-    }
-    cases = (
-        (train, file["useless"], "None of the 1 documents"),
-        (train, file["pairs"], "line 1: keyphrases[0]="),
-        (prepare, ["--output-dir", tmp_path], "--train-files"),
-        (prepare, split("useless", "good"), "--train-files: None of the 1 documents"),
-        (prepare, split("good", "useless"), "--validation-files: None of the 1 documents"),
-        (train, split("good", "long"), "--validation-files: None of the 1 documents"),
-        (train, ["--data", tmp_path, "--output-dir", tmp_path], "'tokenizer'"),
-        (train, ["--output-dir", tmp_path], "--train-files"),
-    )
-    for command, argv, name in cases:
-        assert name in fails(command.main, *argv)
+def test_rows_are_made_once():
+    rows, tokenizer = {"train": ROWS, "validation": ROWS[:4]}, ExhirdTokenizer.from_texts(TEXTS)
+    made = [tokenize(rows, tokenize_documents, tokenizer=tokenizer, max_source_length=n) for n in (20, 20, 30)]
+    first, again, other = (splits["train"].cache_files for splits in made)
+    assert first == again != other
 
 
-def test_the_rate_falls_after_each_rise_and_training_ends_after_n():
-    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule, rates = PlateauSchedule(optimizer, min_lr=0.3), []
+def test_the_rate_falls_after_each_rise_and_training_ends_after_n(tmp_path):
+    args = TrainingArguments(str(tmp_path), eval_strategy="epoch", lr_scheduler_type="reduce_lr_on_plateau")
+    trainer = KeyphraseTrainer(torch.nn.Linear(1, 1), args, eval_dataset=Dataset.from_dict({"x": [1]}))
+    trainer.create_optimizer_and_scheduler(9)
+    assert type(trainer.lr_scheduler) is PlateauSchedule
+    schedule, rates = PlateauSchedule(torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0), min_lr=0.3), []
     for loss in (3.0, 4.0, 3.5, 3.6, 2.0, 2.1):  # compared with the previous one, not with the best
         schedule.step(loss)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates == [1.0, 0.5, 0.5, 0.3, 0.3, 0.3]
-    again = PlateauSchedule(optimizer, min_lr=0.3)
-    again.load_state_dict(schedule.state_dict())
-    assert again.previous_loss == 2.1
-    stop = StopAfterRises(2)
-    for losses, ends in (([1.0, 2.0, 3.0], True), ([1.0, 2.0, 1.5], False), ([2.0, 3.0], False)):
-        state, control = SimpleNamespace(log_history=[{"eval_loss": x} for x in losses]), SimpleNamespace()
-        stop.on_evaluate(None, state, control)
-        assert getattr(control, "should_training_stop", False) is ends
+        rates += schedule.get_last_lr()
+    assert rates == [1.0, 0.5, 0.5, 0.3, 0.3, 0.3] and schedule.state_dict()["previous_loss"] == 2.1
+    for losses, ends in (([1, 2, 3], True), ([1, 2, 1.5], False), ([1, 2, 2], False), ([2, 3], False)):
+        state, control = SimpleNamespace(log_history=[{"eval_loss": loss} for loss in losses]), SimpleNamespace()
+        StopAfterRises(2).on_evaluate(None, state, control)
+        assert hasattr(control, "should_training_stop") is ends
+
+
+def test_rises_end_a_training_and_one_that_is_killed_later_is_not_trained_further(files, tmp_path, monkeypatch):
+    argv = [*SMALL, *STEPS, *files[:4], "--encoder-type", "bigru", "--learning-rate", 3, "--num-train-epochs", 20]
+    results, model = run(tmp_path, *argv, "--stop-after-rises", 1)
+    losses = [entry["eval_loss"] for entry in results["log"] if "eval_loss" in entry]
+    assert len(losses) < 20 and losses[-1] > losses[-2]
+    (tmp_path / "results.json").unlink()
+    monkeypatch.setattr(Trainer, "training_step", lambda *_, **__: pytest.fail("a step was trained again"))
+    _, again = run(tmp_path, *argv, "--stop-after-rises", 1)
+    assert same(model.state_dict(), again.state_dict())
+
+
+def test_the_defaults_are_the_models():
+    assert all(getattr(ExhirdConfig, one.name, one.default) == one.default for one in fields(ModelArguments))
 
 
 @pytest.mark.parametrize(
-    "option, owner",
+    "options, fragment",
     [
-        (("--backbone-lr", "0.01"), "--encoder-type pretrained"),
-        (("--freeze-backbone", "true"), "--encoder-type pretrained"),
-        (("--attention-dropout", "0.1"), "--encoder-type pretrained"),
-        (("--max-length", "99"), "decoders"),
-        (("--max-source-length", "99"), "decoders"),
+        (["--backbone", "minilm"], "minilm"), (["--encoder-type", "pretrained"], "--backbone None"),
+        (["--adapter-rank", 2], "'adapter_rank'"), (["--backbone-lr", 0.1], "'backbone_lr'"),
+        (["--backbone", "DECODER", "--freeze-backbone", "true"], "'freeze_backbone'"),
+        (["--backbone", "DECODER", "--hidden-size", 8], "'hidden_size'"),
+        (["--backbone", "DECODER", "--max-length", 12], "train: 0 of 14"),
+        (["--max-source-length", 3], "train: 0 of 14"), (["--test-files", "BARE"], "test documents"),
+        (["--num-attention-heads", 7], "num_attention_heads=7"), ([], "--validation-files"),
     ],
-)
-def test_options_without_effect_are_named(option, owner, files, tmp_path):
-    argv = [*SMALL, *FAST, "--encoder-type", "bigru", "--train-files", files, "--validation-files", files]
-    error = fails(train.main, *argv, "--output-dir", tmp_path / "run", *option)
-    assert f"{' '.join(option)} is for {owner}" in error
-    assert not (tmp_path / "run").exists()
+)  # fmt: skip
+def test_what_is_refused(options, fragment, files, decoder, tmp_path):
+    bare = write_rows(tmp_path / "bare.jsonl", [BARE])
+    options = [{"DECODER": decoder, "BARE": bare}.get(word, word) for word in options]
+    options += ["--encoder-type", "pretrained"] if decoder in options else []
+    argv = [*STEPS, *files[: 4 if options else 2], *options, "--output-dir", tmp_path / "run"]
+    assert fragment in fails(app, "exhird", *argv) and not list(tmp_path.glob("run/checkpoint-*"))

@@ -45,6 +45,10 @@ def hypernet(at: SimpleNamespace, *more) -> list:
 # `at` has the file `rows`, the folder `mail` with three splits of them, and folders of the tiny models `bert`, `bart`, `llama`,
 # `mixtral`
 TRAININGS: dict[str, Callable[[SimpleNamespace], list]] = {
+    "exhird": lambda at: [
+        *(*STEPS, *EVALUATED, "--train-files", at.rows, "--validation-files", at.rows, "--encoder-type", "bigru"),
+        *("--hidden-size", 16, "--num-hidden-layers", 1, "--lr-scheduler-type", "reduce_lr_on_plateau"),
+    ],
     "hypernet-keyphrases": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "hypernet-classes": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "language": lambda at: [

@@ -1,169 +1,185 @@
-"""Trains a keyphrase generator with the stock Trainer and the reference's plateau schedule, and scores it.
+"""Trains a keyphrase generator, and scores it.
 
     lexperts train exhird bigru_paper --dataset-name midas/kp20k --output-dir runs/bigru
     lexperts train exhird warm_cpu --train-files train.jsonl --validation-files validation.jsonl \\
-        --test-files mine=test.jsonl --output-dir runs/warm
-    lexperts train exhird bigru_paper --data runs/kp20k --output-dir runs/bigru        # prepared documents
+        --test-files test.jsonl --output-dir runs/warm
     lexperts train exhird smollm2_cpu --train-files train.jsonl --validation-files validation.jsonl --output-dir runs/smollm2
 
-A pretrained --backbone may be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. A pretrained --backbone may
+be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt. The tokenized documents are
+in the cache of `datasets`, also for the next model. "--lr-scheduler-type reduce_lr_on_plateau" is the reference's schedule.
 
-Documents are prepared in OUTPUT_DIR/data, as by `lexperts train exhird-data`; --data takes prepared documents, for several
-models on the same documents. Test sets are scored at the end. The output folder holds the best model
-by validation loss, its code and its pipeline.
+The output folder contains the best model by validation loss, with its code and pipeline. results.json has the scores of the test
+documents by ExHiRD's convention: of present and absent keyphrases, and the share of generated phrases that repeat an earlier one.
 """
 
+from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 
-import torch
-from datasets import load_from_disk
-from transformers import Trainer, pipeline, set_seed
+from datasets import Dataset, Features, Value
+from tqdm import tqdm
+from transformers import pipeline, set_seed
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from keyphrase_tools.evaluation import keep_best
-from keyphrase_tools.metrics import check_gold
+from keyphrase_tools.metrics import check_gold, keyphrase_f1
+from keyphrase_tools.words import stem_phrase
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
+    DataCollatorForPrompts,
+    ExhirdCausalConfig,
     ExhirdConfig,
     ExhirdForCausalLM,
     ExhirdForKeyphraseGeneration,
     ExhirdTokenizer,
+    tokenize_documents,
+    tokenize_prompts,
 )
+from modeling_exhird.causal_data_exhird import generator_class
+from modeling_exhird.data_exhird import clean_keyphrases
+from modeling_exhird.tokenization_exhird import split_document
 from run_tools.backbones import resolve_backbone
-from run_tools.errors import RESUME, SettingsMismatchError
-from run_tools.fingerprints import fingerprint
+from run_tools.errors import UserError
+from run_tools.loading import open_config, open_tokenizer
+from run_tools.versions import package_versions
 
-from ..common.arguments import RunFolderArguments, command
-from ..common.run_folder import RunFolder, open_run, training_summary
-from ..common.training import RecipeTrainer, train_or_resume, trainer_options
-from .arguments import DataArguments, EvaluateArguments, ModelArguments, PrepareArguments, refuse_options
-from .decoder import is_decoder, set_up_decoder
-from .evaluate import check_generated, evaluate, parse_test_files, read_test_set
-from .prepare import PREPARED, prepare
-from .schedule import PlateauSchedule, stop_after
+from ..data import Rows, as_text, load_documents
+from ..training import fit, write_results
+from .arguments import DataArguments, ModelArguments
+from .schedule import KeyphraseTrainer, StopAfterRises
 
-BACKBONE_OPTIONS = ("backbone", "backbone_lr", "attention_dropout", "adapter_rank")  # not fields of the configuration
+PARTS = ("present", "absent")
+FEATURES = Features({"title": Value("string"), "text": Value("string"), "keyphrases": [Value("string")]})
 
 
-def build_model(args: ModelArguments, tokenizer: ExhirdTokenizer) -> ExhirdForKeyphraseGeneration:
-    """A new model, on a pretrained encoder for `encoder_type="pretrained"`."""
-    options = {f.name: getattr(args, f.name) for f in fields(args) if f.name not in BACKBONE_OPTIONS}
-    options["relative_attention"] = None if args.relative_attention == "off" else args.relative_attention
-    if args.encoder_type == "pretrained":
-        options["attention_dropout"] = args.attention_dropout
-        return ExhirdForKeyphraseGeneration.from_backbone(args.backbone, tokenizer, **options)
-    return ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer, **options))
+def is_decoder(backbone: str) -> bool:
+    """Whether a backbone is a decoder, such as a Llama, by its configuration. BERT's could be one, but is an encoder."""
+    config = open_config(resolve_backbone(backbone))
+    causal, masked = (type(config) in kind for kind in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING))
+    return causal and not masked and not config.is_encoder_decoder
 
 
-def backbone_parameters(model) -> list[torch.nn.Parameter]:
-    """The parameters of a pretrained encoder, if the model has one."""
-    return list(getattr(model.encoder.word_encoder, "backbone", torch.nn.Module()).parameters())
+def load_rows(args: DataArguments) -> Rows:
+    """Documents of each split. Raises a `UserError` without validation documents, and for a test without keyphrases."""
+    rows = load_documents(args)
+    if "validation" not in rows:
+        raise UserError("There are no validation documents. Pass --validation-files FILE.")
+    if "test" in rows:
+        check_gold([row["keyphrases"] for row in rows["test"]], "the test documents")
+    return {
+        split: [{name: row[name] for name in FEATURES} | {"title": as_text(row["title"] or "")} for row in own]
+        for split, own in rows.items()
+    }
 
 
-def make_optimizer(model, learning_rate: float, backbone_lr: float) -> torch.optim.Optimizer:
-    """The reference's Adam, with a separate learning rate for a pretrained encoder."""
-    backbone = backbone_parameters(model)
-    own = {id(parameter) for parameter in backbone}
-    groups: list[dict] = [{"params": [p for p in model.parameters() if p.requires_grad and id(p) not in own]}]
-    trained = [p for p in backbone if p.requires_grad]  # in the model's order, on which a resumed run relies
-    if trained:
-        groups.append({"params": trained, "lr": backbone_lr})
-    return torch.optim.Adam(groups, lr=learning_rate, eps=1e-9)
+def iterate(rows: list[dict], version: dict) -> Iterator[dict]:
+    """For `Dataset.from_generator`, whose cache is that of these rows and this version."""
+    yield from rows
 
 
-def open_documents(args: DataArguments, backbone: str | None, folder: Path, overwrite: bool) -> RunFolder:
-    """The folder of the prepared documents; prepares them if necessary. Raises a `SettingsMismatchError` for those of
-    other files or another encoder, and a `ValueError` for an incomplete --data.
-    """
-    if args.data:
-        if not (Path(args.data) / "tokenizer").is_dir():
-            raise ValueError(f"--data {args.data!r} contains no 'tokenizer'. Make it with lexperts train exhird-data.")
-        data = RunFolder(args.data, {}, record=PREPARED)
-        if not data.read().get("finished"):
-            raise ValueError(
-                f"--data {args.data!r} is not complete: {PREPARED} does not mark it as finished. Prepare the documents "
-                "again with lexperts train exhird-data ... --overwrite-output-dir true."
-            )
-        return data
-    names = ("dataset_name", "train_files", "validation_files")
-    prepare_args = PrepareArguments(
-        output_dir=str(folder), **{name: getattr(args, name) for name in names}, backbone=backbone
-    )
-    try:
-        return prepare(prepare_args)
-    except SettingsMismatchError:
-        if not overwrite:
-            raise
-        return prepare(prepare_args, overwrite=True)
+def tokenize(rows: Rows, function, **options) -> dict[str, Dataset]:
+    """Rows for training and validation, whose numbers are printed. Raises a `UserError` for a split without any."""
+    splits, more = {}, {"batched": True, "fn_kwargs": options, "remove_columns": list(FEATURES)}
+    for split in ("train", "validation"):
+        generator = {"rows": rows[split], "version": package_versions(("lexperts",))}
+        documents = Dataset.from_generator(iterate, features=FEATURES, gen_kwargs=generator)
+        splits[split] = documents.map(function, desc=split, **more)
+        kept = f"{len(splits[split]):,} of {len(documents):,}"
+        if not len(splits[split]):
+            raise UserError(f"{split}: {kept} documents have a keyphrase and fit. Check keyphrases and lengths.")
+        print(f"{split}: {kept} documents")
+    return splits
 
 
-def set_up(model_args: ModelArguments, data_args: DataArguments, folder_args: RunFolderArguments, training_args):
-    """The data arguments, the run folder and the trainer: everything before training, and all errors that the user can fix."""
-    data, overwrite = Path(training_args.output_dir) / "data", folder_args.overwrite_output_dir
-    test_files = parse_test_files(data_args.test_files or [])
-    check_generated(test_files, training_args.output_dir)
-    for path in test_files.values():
-        check_gold([row["keyphrases"] for row in read_test_set(path)], f"--test-files {path}")
-    backbone = model_args.backbone if model_args.encoder_type == "pretrained" else None
-    if backbone and is_decoder(backbone):
-        return data_args, *set_up_decoder(model_args, data_args, overwrite, training_args)
-    decoders = "decoders, such as --backbone smollm2"
-    refuse_options(model_args, ("adapter_rank",), decoders)
-    refuse_options(data_args, ("max_source_length", "max_length"), decoders)
-    if not backbone:
-        refuse_options(model_args, ("backbone_lr", "freeze_backbone", "attention_dropout"), "--encoder-type pretrained")
-    with training_args.main_process_first(desc="documents"):  # the main process prepares, the others read
-        documents = open_documents(data_args, backbone, data, overwrite and training_args.process_index == 0)
-    # the settings that the documents were prepared with, whatever their folder
-    data_settings = {name: value for name, value in documents.read()["settings"].items() if name != "script"}
-    unused = dict.fromkeys(("dataset_name", "train_files", "validation_files"))  # with --data
-    folder = open_run(
-        "exhird/train.py", training_args, model_args, data_args, overwrite=overwrite,
-        backbone=fingerprint(resolve_backbone(backbone)) if backbone else None, **unused, data=data_settings,
-    )  # fmt: skip
-    tokenizer = ExhirdTokenizer.from_pretrained(documents.path / "tokenizer")
-    rows = {split: load_from_disk(str(documents.path / split)) for split in ("train", "validation")}
-    rows["train"] = rows["train"].select(range(min(len(rows["train"]), data_args.max_train_rows or len(rows["train"]))))
-    set_seed(training_args.seed)
-    model = build_model(model_args, tokenizer)
-    keep_best(training_args, "loss", greater_is_better=False)
-    training_args.prediction_loss_only = True
-    collator, callbacks = DataCollatorForKeyphraseGeneration(tokenizer), stop_after(data_args.stop_after_rises)
-    options = trainer_options(model, training_args, rows, collator, tokenizer, callbacks)
-    if not data_args.plateau_schedule:
-        options |= {"part": backbone_parameters(model), "part_rate": model_args.backbone_lr}
-        return data_args, folder, RecipeTrainer(**options)
-    optimizer = make_optimizer(model, training_args.learning_rate, model_args.backbone_lr)
-    return data_args, folder, Trainer(**options, optimizers=(optimizer, PlateauSchedule(optimizer)))
+def changed(args: ModelArguments, *without: str) -> dict:
+    """The options that do not have their defaults, for a model, which raises an error for one that it does not have."""
+    options = {one.name: getattr(args, one.name) for one in fields(args) if getattr(args, one.name) != one.default}
+    if options.get("relative_attention") == "off":
+        options["relative_attention"] = None
+    return {name: value for name, value in options.items() if name not in without}
 
 
-def print_examples(generate, path: str, count: int):
-    """Prints the titles of the first documents with their generated and their gold keyphrases."""
-    for row in read_test_set(path)[:count]:
+def make_decoder(model_args: ModelArguments, data_args: DataArguments, rows: Rows):
+    """A pretrained decoder, tokenized splits, and their collator."""
+    tokenizer = open_tokenizer(resolve_backbone(model_args.backbone))
+    length = data_args.max_source_length or ExhirdCausalConfig.max_source_length
+    options = changed(model_args, "backbone", "encoder_type") | {"max_source_length": length}
+    model = ExhirdForCausalLM.from_backbone(model_args.backbone, tokenizer, **options)
+    splits = tokenize(rows, tokenize_prompts, tokenizer=tokenizer, config=model.config, max_length=data_args.max_length)
+    return model, splits, DataCollatorForPrompts(tokenizer, answers_only=True)
+
+
+def make_encoder(model_args: ModelArguments, data_args: DataArguments, rows: Rows):
+    """A model with the vocabulary of the training documents, tokenized splits, and their collator."""
+    texts = (text for row in rows["train"] for text in (row["title"], row["text"], " ; ".join(row["keyphrases"])))
+    tokenizer = ExhirdTokenizer.from_texts(texts, vocab_size=data_args.vocab_size)
+    print(f"vocabulary: {len(tokenizer):,} words")
+    if model_args.backbone:
+        tokenizer = tokenizer.with_subword_tokenizer(open_tokenizer(resolve_backbone(model_args.backbone)))
+        options = changed(model_args, "backbone", "backbone_lr")
+        model = ExhirdForKeyphraseGeneration.from_backbone(model_args.backbone, tokenizer, **options)
+    else:
+        model = ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer, **changed(model_args)))
+    lengths = {"max_source_length": data_args.max_source_length or 400}
+    lengths["max_target_length"] = data_args.max_target_length
+    splits = tokenize(rows, tokenize_documents, tokenizer=tokenizer, **lengths)
+    return model, splits, DataCollatorForKeyphraseGeneration(tokenizer)
+
+
+def score(model, tokenizer, rows: list[dict]) -> dict:
+    """The scores of present, absent and all phrases that a model generates for documents, and the share of repeats; prints them."""
+    generator = generator_class(model.config)(model, tokenizer, batch_size=32, raw=True)
+    documents = [{"title": row["title"], "text": row["text"]} for row in rows]
+    with tqdm(total=len(rows), unit="document", desc="test") as bar:
+        found = [[" ".join(words) for words in phrases] for phrases in generator.stream(documents, bar.update)]
+    gold = [[" ".join(words) for words in clean_keyphrases(row["keyphrases"], max_words=None)] for row in rows]
+    sources = [" ".join(word for word, _ in split_document(row["text"], row["title"])) for row in rows]
+    scores = keyphrase_f1(found, gold, convention="exhird", sources=sources, k=(5, "M"))
+    stems = [[stem_phrase(phrase) for phrase in phrases] for phrases in found]
+    total = sum(map(len, stems))
+    scores["repeats"] = 1 - sum(len(set(own)) for own in stems) / total if total else 0.0
+    parts = [f"{part} " + " ".join(f"F1@{k} {scores[part][f'f1@{k}']:.3f}" for k in "5M") for part in PARTS]
+    print(f"test, {len(rows):,} documents: {'   '.join(parts)}   repeats {100 * scores['repeats']:.1f}%")
+    return scores
+
+
+def print_examples(generate, rows: list[dict]) -> None:
+    """Prints documents with their generated and their gold keyphrases."""
+    for row in rows:
         phrases = generate({"title": row["title"], "text": row["text"]})
         print(f"\n{row['title'] or row['text'][:80]}")
-        for name, present in (("present", True), ("absent", False)):
-            generated = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is present)
-            print(f"  {name:7}  {'; '.join(generated)}")
+        for part in PARTS:
+            own = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is (part == "present"))
+            print(f"  {part:7}  {'; '.join(own)}")
         print(f"  gold     {'; '.join(row['keyphrases'])}")
 
 
-def train(*groups) -> None:
-    """The command `lexperts train exhird`."""
-    data_args, folder, trainer = set_up(*groups)
-    output = trainer.args.output_dir
-    train_or_resume(trainer, folder)
-    generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=trainer.processing_class)
-    generate.save_pretrained(output)
-    per = "token" if isinstance(trainer.model, ExhirdForCausalLM) else "document"
-    if trainer.state.best_metric is not None:
-        print(f"validation loss per {per} {trainer.state.best_metric:.2f}, step {trainer.state.best_global_step}")
-    if data_args.test_files and trainer.is_world_process_zero():
-        evaluate(EvaluateArguments(output, data_args.test_files))
-        print_examples(generate, next(iter(parse_test_files(data_args.test_files).values())), data_args.show)
-    if trainer.is_world_process_zero():
-        folder.mark_finished(ran=training_summary(trainer.args, trainer.state))
-    print(f"The model is in {output}: pipeline('keyphrase-generation', model={output!r})")
-
-
-main = command("exhird", "train", train, RESUME)
+def train(model_args: ModelArguments, data_args: DataArguments, training_args, checkpoint) -> None:
+    """Trains, saves and scores a model."""
+    rows = load_rows(data_args)
+    set_seed(training_args.seed)
+    decoder = model_args.backbone is not None and is_decoder(model_args.backbone)
+    with training_args.main_process_first(desc="documents"):  # the others read its cache
+        model, splits, collator = (make_decoder if decoder else make_encoder)(model_args, data_args, rows)
+    keep_best(training_args, "loss", greater_is_better=False)
+    training_args.prediction_loss_only = True
+    trainer = KeyphraseTrainer(
+        model=model, args=training_args, data_collator=collator, processing_class=collator.tokenizer,
+        train_dataset=splits["train"], eval_dataset=splits["validation"],
+        part=() if decoder or not model_args.backbone else model.encoder.word_encoder.backbone.parameters(),
+        part_rate=model_args.backbone_lr,
+        callbacks=[StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else [],
+    )  # fmt: skip
+    fit(trainer, checkpoint)
+    folder, tokenizer = training_args.output_dir, collator.tokenizer
+    generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=tokenizer)
+    generate.save_pretrained(folder)
+    state, unit = trainer.state, "token" if decoder else "document"
+    if state.best_metric is not None:  # a run may end before its first evaluation
+        print(f"validation loss per {unit} {state.best_metric:.2f}, step {state.best_global_step}")
+    print(f"The model is in {folder}: pipeline('keyphrase-generation', model={folder!r})")
+    results = {"best_validation_loss": state.best_metric}
+    if "test" in rows and trainer.is_world_process_zero():
+        results["test"] = score(trainer.model, tokenizer, rows["test"])
+        print_examples(generate, rows["test"][: data_args.show])
+    write_results(trainer, **results)
