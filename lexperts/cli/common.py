@@ -39,18 +39,19 @@ class OneLineGroup(TyperGroup):
     The exit status is 2 for errors that a user can fix, 1 for others, 130 after Ctrl-C, and that of an error with a `status`.
     """
 
-    def main(self, args=None, *more, **options):
+    def main(self, args=None, *more, standalone_mode: bool = True, **options):
         """Runs a command."""
         words = sys.argv[1:] if args is None else list(args)
         try:
             check_words(words)
-            status = super().main(words, *more, **{**options, "standalone_mode": False})
+            status = super().main(words, *more, standalone_mode=False, **options)
         except Exception as error:
             is_usage = hasattr(error, "format_message")  # its class depends on the version of typer
             if "--debug" in words and not is_usage:
                 raise
             status = print_usage(error) if is_usage else print_failure(error)
-        sys.exit(status or 0)
+        if standalone_mode or status:
+            sys.exit(status or 0)
 
     def invoke(self, ctx):
         """Runs a command. After Ctrl-C, typer would print nothing; of a closed pipe, it takes care."""

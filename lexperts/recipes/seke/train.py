@@ -201,8 +201,8 @@ def save(extract, trainer: RecipeTrainer, results: dict, push: bool) -> None:
     api, repository = HfApi(token=args.hub_token), args.hub_model_id or folder.resolve().name
     if push:
         repository = api.create_repo(repository, private=args.hub_private_repo, exist_ok=True).repo_id
-    extract.save_pretrained(folder)
     write_card(extract.model, folder, results, args, repository if push else None)
+    extract.save_pretrained(folder)  # which keeps a card
     write_results(trainer, **results)
     if push:
         ignored = ["checkpoint-*", "base/*", "arguments.yml"]
