@@ -20,18 +20,14 @@ SUMMARIES = ("summary", "highlights", "abstract", "headline", "target", "subject
 
 @dataclass
 class ModelArguments:
-    """The model, and which of its weights are trained. What is not given is as in MoeSummConfig, or as in a trained model."""
+    """The model, and which weights are trained. What is not given is as in MoeSummConfig, or as in a trained model."""
 
-    model_name_or_path: str = required(
-        "folder or Hub id of a BART, PEGASUS, Llama, Mistral, Qwen2 or Qwen3 (smollm2 is a package), or a trained MoeSumm"
-    )
-    variant: Literal["moesumm", "no_dataset", "no_margin", "flat_moe", "backbone"] | None = option(
-        None, "ablation or baseline of the paper; by default moesumm, or that of a trained model"
-    )
+    model_name_or_path: str = required("a BART, PEGASUS, Llama, Mistral, Qwen2 or Qwen3, smollm2, or a trained MoeSumm")
+    variant: Literal["moesumm", "no_dataset", "no_margin", "flat_moe", "backbone"] | None = option(None, "of the paper")
     num_deputies: int | None = option(None, "deputies of every layer, by default 3")
     deputy_intermediate_size: int | None = option(None, "inner size of a deputy, by default 512")
     margin_loss_coef: float | None = option(None, "weight of the max-margin loss, by default 1")
-    margin_main: Literal["model", "last_layer"] | None = option(None, "which deputies the margin leaves out")
+    margin_main: Literal["model", "last_layer"] | None = option(None, "without what the margin is, by default model")
     label_smoothing: float | None = option(None, "label smoothing of the generation loss alone")
     gate_position: Literal["deputy", "layer_output", "ffn_output"] | None = option(None, "by default deputy (Eq. 6)")
     selector_bias: bool | None = option(None, "whether selectors have biases, by default none")
@@ -50,8 +46,7 @@ class DataArguments:
     """Data sets, their columns, and how they are mixed."""
 
     datasets: list[str] = required(
-        "NAME=PLACE: a folder with train.jsonl and validation.jsonl, a JSON Lines file of training rows, or a Hub id, such as "
-        "news=abisee/cnn_dailymail:3.0.0"
+        "NAME=PLACE: a folder with train.jsonl and validation.jsonl, a JSON Lines file of training rows, or a Hub id"
     )
     document_column: str | None = option(None, f"column of documents; by default the first of {', '.join(DOCUMENTS)}")
     summary_column: str | None = option(None, f"column of summaries; by default the first of {', '.join(SUMMARIES)}")

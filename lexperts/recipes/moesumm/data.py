@@ -14,27 +14,22 @@ EXAMPLE = '{"document": "...", "summary": "..."}'
 
 
 def load_rows(args: DataArguments, seed: int) -> dict[str, Dataset]:
-    """Rows of the splits "train" and, if there are any, "validation", with `document`, `summary` and `dataset`; prints how many.
-
-    Raises:
-        UserError: for a name that occurs twice, missing columns, and a data set without training rows, or with too few.
-    """
+    """Rows of the splits "train" and, if there are any, "validation", with `document`, `summary` and `dataset`; prints how many."""
     splits: dict[str, list[Dataset]] = {"train": [], "validation": []}
-    names = [given.partition("=")[0] for given in args.datasets]
-    for name, given in zip(names, args.datasets, strict=True):
-        place = given.partition("=")[2]
-        if not name or not place or names.count(name) > 1:
-            raise UserError(f"--datasets {given}: write NAME=PLACE, with a name of its own for each data set.")
+    pairs = [given.partition("=")[::2] for given in args.datasets]
+    for name, place in pairs:
+        if not name or not place or [own for own, _ in pairs].count(name) > 1:
+            raise UserError(f"--datasets {name}={place}: write NAME=PLACE, with a name of its own for each data set.")
         sizes = []
         for split, rows in read_splits(place).items():
             kept = keep_complete(rows, name, place, args)
             dropped = f" ({len(rows) - len(kept):,} without a text were dropped)" if len(kept) < len(rows) else ""
             if split == "train" and (number := args.few_shot_rows):
                 if number > len(kept):
-                    raise UserError(f"--few-shot-rows {number}: --datasets {given} has {len(kept)} training rows.")
+                    raise UserError(f"--few-shot-rows {number}: --datasets {name}={place} has {len(kept)} training rows.")
                 kept = kept.select(random.Random(seed).sample(range(len(kept)), number))
             if not len(kept):
-                raise UserError(f"--datasets {given} has no {split} rows with both texts.")
+                raise UserError(f"--datasets {name}={place} has no {split} rows with both texts.")
             splits[split].append(kept)
             sizes.append(f"{len(kept):,} {split} rows{dropped}")
         print(f"{name}: {', '.join(sizes)}", flush=True)
@@ -43,8 +38,7 @@ def load_rows(args: DataArguments, seed: int) -> dict[str, Dataset]:
 
 def read_splits(place: str) -> dict[str, list[dict] | Dataset]:
     """The training and validation rows of a folder, of a file, which are for training, or of a Hub data set."""
-    path, names = Path(place), ("train", "validation")
-    splits: dict[str, list[dict] | Dataset] = {}
+    path, names, splits = Path(place), ("train", "validation"), {}
     if path.is_dir():
         files = {split: path / f"{split}.jsonl" for split in names}
         splits = {split: read_jsonl(file, example=EXAMPLE) for split, file in files.items() if file.exists()}
@@ -77,10 +71,10 @@ def keep_complete(rows: list[dict] | Dataset, name: str, place: str, args: DataA
 
 def find_column(row: dict, requested: str | None, usual: tuple[str, ...], kind: str, place: str) -> str:
     """The requested column, or the first usual one that exists; `kind` is "document" or "summary"."""
-    for name in [requested] if requested else usual:
-        if name in row:
-            return name
-    raise UserError(f"--{kind}-column {requested or ''}: no such column in {place}, which has {', '.join(row)}.")
+    found = [name for name in ([requested] if requested else usual) if name in row]
+    if not found:
+        raise UserError(f"{place} has no {kind}s in {requested or usual}, but {list(row)}. Pass --{kind}-column.")
+    return found[0]
 
 
 def to_text(value) -> str:

@@ -4,12 +4,10 @@ r"""Fine-tunes one summariser on several data sets, or a trained one on a few ro
     lexperts train moesumm --model-name-or-path runs/moesumm --datasets chat=data/chat --few-shot-rows 10 --seed 1 \
         --max-steps 100 --learning-rate 1e-3 --output-dir runs/chat-10-1
 
-The backbone is an encoder with a decoder, or a decoder, which reads document, prompt and summary as one sequence. All weights are
-trained; with --train deputies only deputies and selectors, and with --lora-r also LoRA on the backbone's attention. A trained
-MoeSumm gets a selector for each new data set; of it only deputies and selectors are trained, unless --train all is given.
-
-The output folder contains the model with its code, pipeline and generation settings, and results.json. Documents and summaries
-that are too long are truncated and counted.
+All weights are trained; with --train deputies only deputies and selectors, and with --lora-r also LoRA on the backbone's
+attention. A trained MoeSumm gets a selector for each new data set; of it only deputies and selectors are trained, unless
+--train all is given. Documents and summaries that are too long are truncated and counted. The output folder contains the model
+with its code, pipeline and generation settings, and results.json.
 """
 
 import warnings
@@ -66,9 +64,7 @@ class BackboneTrainer(MixedTrainer):
 
 
 def load_model(args: ModelArguments, config, names: list[str]):
-    """A stock model for the variant backbone, else a new MoeSumm with selectors for these data sets, or a trained one, which gets
-    those that it lacks. Raises a `UserError` for options that a trained model cannot follow.
-    """
+    """A stock model for the variant backbone, else a new MoeSumm, or a trained one, with selectors for these data sets."""
     path, trained, seq2seq = args.model_name_or_path, isinstance(config, MoeSummConfig), config.is_encoder_decoder
     if args.variant == "backbone":
         if trained:
@@ -85,16 +81,13 @@ def load_model(args: ModelArguments, config, names: list[str]):
         elif value != (own := getattr(model.config, field)):
             raise UserError(f"--model-name-or-path {path} was made with {field}={own} and cannot have {field}={value}.")
     model.config.check()
-    for name in names:
-        if name not in model.config.datasets:
-            model.add_dataset(name)
+    for name in [name for name in names if name not in model.config.datasets]:
+        model.add_dataset(name)
     return model
 
 
 def choose_weights(model, args: ModelArguments, trained: bool):
-    """The model with the weights to train: all; deputies and selectors, by LoRA also queries and values; of a backbone by LoRA
-    differences of all linear layers.
-    """
+    """The model with the weights to train: all, or deputies with selectors, or LoRA beside these or in a stock model."""
     weights = args.train or ("deputies" if trained else "all")
     if args.lora_r is None:
         if weights == "deputies":
@@ -116,8 +109,7 @@ def make_collator(model, tokenizer, args: DataArguments):
     used, other = ("max_source_length", "max_length") if seq2seq else ("max_length", "max_source_length")
     length, wrong = getattr(args, used), getattr(args, other)
     if wrong is not None:
-        option, right = other.replace("_", "-"), used.replace("_", "-")
-        raise UserError(f"--{option} {wrong}: the model has {'an' if seq2seq else 'no'} encoder. Use --{right}.")
+        raise UserError(f"{other}={wrong} is not for a model with{'' if seq2seq else 'out'} an encoder. Use {used}.")
     if length:
         tokenizer.model_max_length = length  # is saved: inference truncates as training does
     lengths = length, args.max_target_length, "truncate"
@@ -158,24 +150,20 @@ def save(model, tokenizer, args: GenerationArguments, folder: str) -> None:
     print(f"\nThe model is in {folder}: pipeline('moe-summarization', model={folder!r})")
 
 
-def train(
-    args: ModelArguments, data: DataArguments, generation: GenerationArguments, training_args, checkpoint
-) -> None:
+def train(args: ModelArguments, data: DataArguments, generation: GenerationArguments, training, checkpoint) -> None:
     """Trains and saves a model."""
     config, few = open_config(args.model_name_or_path), data.few_shot_rows
     trained = isinstance(config, MoeSummConfig)
     if few and not trained and args.variant != "backbone":
-        raise UserError(
-            f"--few-shot-rows {few}: --model-name-or-path {args.model_name_or_path} is not a trained MoeSumm."
-        )
-    if training_args.label_smoothing_factor:
+        raise UserError(f"--few-shot-rows {few} is for a trained MoeSumm, and {args.model_name_or_path} is none.")
+    if training.label_smoothing_factor:
         raise UserError("--label-smoothing-factor does not reach the model's loss. Use --label-smoothing.")
-    rows = load_rows(data, training_args.seed)
-    set_seed(training_args.seed)
+    rows = load_rows(data, training.seed)
+    set_seed(training.seed)
     model = load_model(args, config, list(dict.fromkeys(rows["train"]["dataset"])))
     model = choose_weights(model, args, trained)
     collator = make_collator(model, open_tokenizer(args.model_name_or_path), data)
-    trainer = make_trainer(model, collator, args, data, training_args, rows)
+    trainer = make_trainer(model, collator, args, data, training, rows)
     fit(trainer, checkpoint)
     seen = collator.truncated_rows
     for kind, limit in collator.limits.items():
@@ -183,5 +171,5 @@ def train(
             print(f"{seen[kind]:,} of {seen['rows']:,} {kind} were truncated to {limit:,} tokens.")
     if trainer.is_world_process_zero():
         model = trainer.model if args.lora_r is None else trainer.model.merge_and_unload()
-        save(model, collator.tokenizer, generation, training_args.output_dir)
+        save(model, collator.tokenizer, generation, training.output_dir)
     write_results(trainer, truncated=dict(seen))
