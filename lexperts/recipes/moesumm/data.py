@@ -26,7 +26,7 @@ def load_rows(args: DataArguments, seed: int) -> dict[str, Dataset]:
             dropped = f" ({len(rows) - len(kept):,} without a text were dropped)" if len(kept) < len(rows) else ""
             if split == "train" and (number := args.few_shot_rows):
                 if number > len(kept):
-                    raise UserError(f"--few-shot-rows {number}: --datasets {name}={place} has {len(kept)} training rows.")
+                    raise UserError(f"--few-shot-rows {number}: {place} has {len(kept)} training rows.")
                 kept = kept.select(random.Random(seed).sample(range(len(kept)), number))
             if not len(kept):
                 raise UserError(f"--datasets {name}={place} has no {split} rows with both texts.")

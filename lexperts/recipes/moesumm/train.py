@@ -75,11 +75,11 @@ def load_model(args: ModelArguments, config, names: list[str]):
     if not trained:
         return cls.from_backbone(path, datasets=names, **fields | VARIANTS[args.variant or "moesumm"])
     model = open_model(cls, path, dtype="float32")
-    for field, value in (fields | VARIANTS.get(args.variant, {})).items():
-        if field in LOSSES:
-            setattr(model.config, field, value)
-        elif value != (own := getattr(model.config, field)):
-            raise UserError(f"--model-name-or-path {path} was made with {field}={own} and cannot have {field}={value}.")
+    fields |= VARIANTS.get(args.variant, {})
+    if wrong := {f: value for f, value in fields.items() if f not in LOSSES and value != getattr(model.config, f)}:
+        raise UserError(f"--model-name-or-path {path} is a trained model, which cannot become one with {wrong}.")
+    for field in fields.keys() & {*LOSSES}:
+        setattr(model.config, field, fields[field])
     model.config.check()
     for name in [name for name in names if name not in model.config.datasets]:
         model.add_dataset(name)
