@@ -34,7 +34,6 @@ def run_example(name: str, output: Path, *more: str) -> None:
         ("train_seke", "keyphrase-extraction", DOCUMENT["text"]),
         ("train_hypernet", "keyphrase-extraction", TITLED),
         ("train_exhird", "keyphrase-generation", TITLED),
-        ("train_moesumm", "moe-summarization", DOCUMENT["text"]),
     ],
 )
 def test_an_example_trains_a_model_that_opens_in_its_pipeline(name, task, inputs, tmp_path, capsys):

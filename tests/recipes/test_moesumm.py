@@ -132,7 +132,9 @@ def test_few_rows_of_a_new_data_set_train_deputies_and_selectors_of_a_trained_mo
     start = MoeSummForConditionalGeneration.from_pretrained(half, dtype="float32").state_dict()
     one, other, every = (model.state_dict() for model in models)
     assert all(torch.equal(one[name], w) for name, w in start.items() if ".deputies." not in name)
-    deputies, main = (f"backbone.model.encoder.layers.0.{name}" for name in ("deputies.experts.down_proj", "fc1.weight"))
+    deputies, main = (
+        f"backbone.model.encoder.layers.0.{name}" for name in ("deputies.experts.down_proj", "fc1.weight")
+    )
     assert not torch.equal(one[deputies], start[deputies]) and not torch.equal(one[deputies], other[deputies])
     assert not torch.equal(every[main], start[main])
 

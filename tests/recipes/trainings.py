@@ -42,10 +42,16 @@ def hypernet(at: SimpleNamespace, *more) -> list:
     ]
 
 
+def moesumm(at: SimpleNamespace) -> list:
+    model = ["--model-name-or-path", at.bart, "--deputy-intermediate-size", 8, "--deputy-lr-factor", 2]
+    return [*STEPS, *EVALUATED, "--datasets", f"mail={at.mail}", *model]
+
+
 # `at` has the file `rows`, the folder `mail` with three splits of them, and folders of the tiny models `bert`, `bart`, `llama`,
 # `mixtral`
 TRAININGS: dict[str, Callable[[SimpleNamespace], list]] = {
     "hypernet-keyphrases": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "hypernet-classes": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "hypernet-qa": lambda at: hypernet(at, "--max-seq-len", 60, "--doc-stride", 8),
+    "moesumm": moesumm,
 }
