@@ -27,7 +27,7 @@ class ModelArguments:
     num_deputies: int | None = option(None, "deputies of every layer, by default 3")
     deputy_intermediate_size: int | None = option(None, "inner size of a deputy, by default 512")
     margin_loss_coef: float | None = option(None, "weight of the max-margin loss, by default 1")
-    margin_main: Literal["model", "last_layer"] | None = option(None, "without what the margin is, by default model")
+    margin_main: Literal["model", "last_layer"] | None = option(None, "what the margin leaves out, by default model")
     label_smoothing: float | None = option(None, "label smoothing of the generation loss alone")
     gate_position: Literal["deputy", "layer_output", "ffn_output"] | None = option(None, "by default deputy (Eq. 6)")
     selector_bias: bool | None = option(None, "whether selectors have biases, by default none")
