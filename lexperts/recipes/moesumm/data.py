@@ -73,7 +73,7 @@ def find_column(row: dict, requested: str | None, usual: tuple[str, ...], kind: 
     """The requested column, or the first usual one that exists; `kind` is "document" or "summary"."""
     found = [name for name in ([requested] if requested else usual) if name in row]
     if not found:
-        raise UserError(f"{place} has no {kind}s in {requested or usual}, but {list(row)}. Pass --{kind}-column.")
+        raise UserError(f"{place} has the columns {list(row)}, and no {requested or usual}. Pass --{kind}-column.")
     return found[0]
 
 
