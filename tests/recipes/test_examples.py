@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM, pipeline
+from transformers import AutoModelForCausalLM
 
 from run_tools.jsonl import read_jsonl
 from tests.recipes.helpers import read_rows, save_tiny_llama, write_rows
@@ -25,19 +25,6 @@ def run_example(name: str, output: Path, *more: str) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.main(["--steps", "2", "--output", str(output), *more])
-
-
-@pytest.mark.parametrize(
-    "name, task, inputs",
-    [
-        ("train_hypernet", "keyphrase-extraction", TITLED),
-        ("train_moesumm", "moe-summarization", DOCUMENT["text"]),
-    ],
-)
-def test_an_example_trains_a_model_that_opens_in_its_pipeline(name, task, inputs, tmp_path, capsys):
-    run_example(name, tmp_path)
-    assert capsys.readouterr().out.strip()
-    assert isinstance(pipeline(task, model=str(tmp_path))(inputs), list)
 
 
 def test_two_experts_are_merged_into_a_mixtral_and_again(tmp_path, capsys):

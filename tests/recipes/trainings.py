@@ -42,6 +42,11 @@ def hypernet(at: SimpleNamespace, *more) -> list:
     ]
 
 
+def moesumm(at: SimpleNamespace) -> list:
+    model = ["--model-name-or-path", at.bart, "--deputy-intermediate-size", 8, "--deputy-lr-factor", 2]
+    return [*STEPS, *EVALUATED, "--datasets", f"mail={at.mail}", *model]
+
+
 # `at` has the file `rows`, the folder `mail` with three splits of them, and folders of the tiny models `bert`, `bart`, `llama`,
 # `mixtral`
 TRAININGS: dict[str, Callable[[SimpleNamespace], list]] = {
@@ -52,16 +57,9 @@ TRAININGS: dict[str, Callable[[SimpleNamespace], list]] = {
     "hypernet-keyphrases": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "hypernet-classes": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
     "language": lambda at: [
-        *STEPS,
-        "--train-files",
-        at.texts,
-        "--model-name-or-path",
-        at.llama,
-        "--max-length",
-        32,
-        "--bf16",
-        "false",
+        *(*STEPS, "--train-files", at.texts, "--model-name-or-path", at.llama, "--max-length", 32, "--bf16", "false"),
     ],
     "hypernet-qa": lambda at: hypernet(at, "--max-seq-len", 60, "--doc-stride", 8),
     "seke": lambda at: [*STEPS, *EVALUATED, "--train-files", at.rows, "--backbone", at.bert, "--max-length", 64],
+    "moesumm": moesumm,
 }

@@ -1,1 +1,1 @@
-"""MoeSumm: training and evaluation."""
+"""MoeSumm: training."""
