@@ -4,6 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(VENV)/bin/pip install -q --disable-pip-version-check
 DEMO := $(VENV)/.demo
+SMALL := $(VENV)/.small
 READY := $(VENV)/.ready
 LITE := $(VENV)/.lite
 SMOLLM2 := $(VENV)/.smollm2
@@ -14,6 +15,12 @@ BOUNDS := build/lower_bounds.txt
 LINT := .venv-lint
 OLDEST := .venv-oldest
 CORE_TESTS := $(wildcard tests/modeling_*) tests/merge_tools tests/test_contract.py tests/test_registration.py tests/test_security.py
+# the test files that are named, and the extras that their comment "# needs: ray" names
+FILES := $(wildcard $(foreach word,$(filter-out -%,$(ARGS)),$(firstword $(subst ::, ,$(word)))))
+NEEDS := $(if $(FILES),$(shell grep -rhs '^# needs: ' $(FILES) | sed 's/^# needs: //' | tr ', ' '\n' | sort -u))
+NEEDED := $(if $(filter lite,$(NEEDS)),$(LITE)) $(if $(filter smollm2,$(NEEDS)),$(SMOLLM2))
+comma := ,
+EXTRAS := $(subst $() ,$(comma),$(filter-out lite smollm2,$(NEEDS)))
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_OFFLINE ?= 1
@@ -33,7 +40,8 @@ demo-smollm2: $(SMOLLM2)  ## definitions, summaries and tags by the models over 
 quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
 
-test: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
+test: $(if $(FILES),$(SMALL) $(NEEDED),$(QUANTIZE) $(LITE) $(SMOLLM2))  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
+	$(if $(EXTRAS),$(PIP) -c constraints.txt -e '.[$(EXTRAS)]')
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the suite with the tests that take minutes
@@ -96,17 +104,22 @@ $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard models/*/*.* models
 	$(PIP) --no-deps ./models/seke-minilm ./models/seke-tiny
 	touch $(DEMO)
 
+$(SMALL): $(DEMO)
+	$(PIP) -c constraints.txt -e '.[train,offline,merge,test]'
+	touch $(SMALL)
+
 $(LINT): constraints.txt
 	$(PYTHON) -m venv $(LINT)
 	$(LINT)/bin/pip install -q --disable-pip-version-check -c constraints.txt ruff mypy types-PyYAML types-regex
 	touch $(LINT)
 
 $(READY): $(DEMO)
-	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,merge,cluster,summaries,definitions,parquet,ray,spacy,serve,app,test]'
+	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,merge,cluster,summaries,definitions,parquet,ray,spacy,serve,app,test,test-all]'
 	touch $(READY)
 
 # its wheel contains modules of keyphrase_tools and run_tools
-$(LITE): $(READY) $(wildcard lite/*.* lite/lexperts_lite/* keyphrase_tools/*.py run_tools/*.py)
+$(LITE): $(DEMO) $(wildcard lite/*.* lite/lexperts_lite/* keyphrase_tools/*.py run_tools/*.py)
+	$(PIP) -c constraints.txt -e '.[onnx,serve]'
 	$(PIP) --no-deps ./lite
 	touch $(LITE)
 

@@ -1,5 +1,7 @@
 """The demo app: what its tabs compute and refuse, its API, and where its page comes from."""
 
+# needs: app
+
 import re
 from urllib.request import urlopen
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from run_tools.servers import check_host
+from run_tools.servers import bind
 
 from .common import Device, Model, TrustRemoteCode
 
@@ -29,7 +29,7 @@ def app(
       lexperts app
       lexperts app --mixture mixture --port 8080
     """
-    check_host("--host", host)
+    bind(host, port or 0).close()  # before the model is opened, which takes seconds
     print("opening the keyphrase model; the address of the page follows", flush=True)
     from ..app import launch
 

@@ -1,7 +1,7 @@
-"""Training and evaluation that users run: `lexperts train seke minilm_cpu --train-files train.jsonl`.
+"""The trainings of `lexperts train`: `lexperts train seke minilm_cpu --train-files train.jsonl`.
 
-One package per system. Each has `arguments.py` (what its commands take, without importing torch), one module per command
-with a `main(argv)`, and its configurations as YAML files. `common/` holds what they share.
+One package per system. Each has `arguments.py` (the options, without importing torch), one script per training with a function
+`train`, and its configurations as YAML files.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """A module `lexperts.recipes.RECIPE.MODULE`, what it does in a line, and the extras that it needs, separated by commas."""
+    """A script `lexperts.recipes.RECIPE.MODULE`, and what it does in a line."""
 
     recipe: str
     module: str
@@ -23,16 +23,15 @@ class Command:
 
 
 TRAIN = {
-    "expert": Command("expert", "train", "Train an expert of a mixture on texts or chats of its domain."),
     "seke": Command("seke", "train", "Fine-tune a keyphrase extractor (SEKE) and score it."),
     "exhird": Command("exhird", "train", "Train a keyphrase generator (ExHiRD) and score it."),
-    "exhird-data": Command("exhird", "prepare", "Prepare documents once for several ExHiRD trainings."),
-    "hypernet-keyphrases": Command("hypernet", "train_keyphrases", "Train a title-conditioned keyphrase extractor."),
-    "hypernet-classes": Command("hypernet", "train_classification", "Train a title-conditioned text classifier."),
-    "hypernet-qa": Command("hypernet", "train_qa", "Train a question-conditioned extractive reader."),
+    "hypernet-keyphrases": Command("hypernet", "keyphrases", "Train a title-conditioned keyphrase extractor."),
+    "hypernet-classes": Command("hypernet", "classes", "Train a title-conditioned text classifier."),
+    "hypernet-qa": Command("hypernet", "answers", "Train a question-conditioned extractive reader."),
     "moesumm": Command("moesumm", "train", "Fine-tune one summariser for several domains (MoeSumm)."),
-    "lexicon-expert": Command("lexicon", "train_expert", "Fine-tune a Llama on definitions."),
-    "lexicon-router": Command("lexicon", "tune_router", "Fine-tune the routers of a mixture on definitions."),
+    "language": Command(
+        "language", "train", "Fine-tune an expert, or the gates of a mixture, on texts, chats or definitions."
+    ),
 }
 EVALUATE = {
     "exhird": Command("exhird", "evaluate", "Generate keyphrases for test sets and score them."),

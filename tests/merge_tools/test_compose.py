@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -263,6 +264,18 @@ def test_what_a_user_should_know_is_a_warning(sources, tmp_path):
     )
     (folders[0] / "tokenizer.json").unlink()
     assert "birds has no tokenizer" in compose(recipe_of(folders), tmp_path / "without")["warnings"][0]
+
+
+@pytest.mark.parametrize(("other", "common"), [("mit", "mit"), ("apache-2.0", None), ("[a", None)])
+def test_the_card_names_the_licences_of_the_sources(other, common, tmp_path):
+    folders = [tmp_path / name for name in NAMES[:2]]
+    for folder, license in zip(folders, ("mit", other), strict=True):
+        save(folder, "llama", len(license))
+        (folder / "README.md").write_text(f"---\nlicense: {license}\n---\n")
+    compose(recipe_of(folders), tmp_path / "out")
+    card = ModelCard.load(tmp_path / "out" / "README.md")
+    assert card.data.license == common and "mit" in card.text
+    assert ("not stated" if other == "[a" else other) in card.text
 
 
 def test_a_dry_run_writes_nothing_and_the_same_recipe_gives_the_same_bytes(sources, tmp_path):

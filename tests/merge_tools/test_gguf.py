@@ -80,6 +80,15 @@ def test_the_file_holds_every_value_of_the_mixture(case, tmp_path):
         assert ids == tokenizer(TEXTS)["input_ids"]
 
 
+def add_a_token(folder):
+    """One whose id is the number of rows of the embeddings."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    rows = read_tensors(folder)["model.embed_tokens.weight"].shape[0]
+    token = {"id": rows, "content": "<more>", "special": True}
+    token |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    edit_json(folder / "tokenizer.json", added_tokens=[*content["added_tokens"], token])
+
+
 REFUSED = [  # case, fields of config.json or another tensor, part of the message
     ("olmo2", {}, "'flex_olmo'"),
     ("llama", {"model_type": "lexicon"}, "'lexicon'"),
@@ -95,6 +104,7 @@ REFUSED = [  # case, fields of config.json or another tensor, part of the messag
     ("qwen2", ("model.layers.1.mlp.shared_expert.down_proj.weight", torch.ones(32, 32)), "shared_expert.down_proj"),
     ("llama", lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
     ("llama", lambda folder: tiny_tokenizer().save_pretrained(folder), "neither of bytes nor"),
+    ("llama", add_a_token, "ids up to"),
 ]
 
 

@@ -7,18 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from tokenizers import processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
-    Trainer,
 )
-
-from lexperts.recipes.common.training import train_bpe
-from lexperts.recipes.lexicon.train_expert import train_tokenizer
 
 TINY = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -56,25 +52,23 @@ def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-class KilledError(BaseException):
-    """In place of a SIGKILL, right after a checkpoint."""
-
-
-def kill_after_a_checkpoint(patch):
-    """From now on the first checkpoint of a training ends it with a `KilledError`."""
-    save = Trainer._save_checkpoint
-
-    def save_and_end(trainer, *args, **kwargs):
-        save(trainer, *args, **kwargs)
-        raise KilledError
-
-    patch.setattr(Trainer, "_save_checkpoint", save_and_end)
+def train_bpe(texts, vocab_size: int, special: list[str]) -> Tokenizer:
+    """A byte-level BPE of at most `vocab_size` tokens, of which the first are the special ones."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    options = {"vocab_size": vocab_size, "special_tokens": special}
+    options["initial_alphabet"] = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(**options, show_progress=False))
+    return tokenizer
 
 
 def save_tiny_llama(folder: Path) -> None:
     """Saves a Llama of a few thousand random weights with its tokenizer."""
     torch.manual_seed(0)
-    tokenizer = train_tokenizer([{"term": "a", "context": "def f(x): return x", "definition": "the end"}] * 9, 300)
+    bpe = train_bpe(["def f(x): return x", "the end"] * 9, 300, ["<s>", "</s>", "<pad>"])
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
     tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -3,8 +3,8 @@
     lexperts train hypernet-keyphrases inspec_cpu --train-files train.jsonl --test-files test.jsonl
     lexperts train hypernet-keyphrases keyphrases_paper --dataset-name midas/inspec
 
-Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output
-folder contains the best model with its code and pipeline.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder contains
+the best model with its code and pipeline.
 
 results.json has the scores of every epoch and of the test set. "paths" is the phrase-level micro F1 of the most likely label
 sequences, as in the paper. "spans" is the same with the probability threshold that is best on the validation documents, if a
@@ -12,7 +12,7 @@ threshold improves F1 there. "lexperts" and "seke" are F1@5 and F1@10 with this 
 """
 
 from datasets import Dataset
-from transformers import EarlyStoppingCallback, set_seed
+from transformers import EarlyStoppingCallback
 
 from keyphrase_tools.clean_text import CleanText
 from keyphrase_tools.decoding import tag_spans
@@ -20,56 +20,47 @@ from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_p
 from keyphrase_tools.labels import RULES, tag_words, tokenize_documents
 from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.words import check_language, split_words
-from modeling_hypernet import DataCollatorForTextPairs
-from run_tools.errors import RESUME
+from modeling_hypernet import DataCollatorForTextPairs, HypernetForTokenClassification
 
-from ..common.arguments import command
-from ..common.run_folder import write_results
-from ..common.training import best_evaluation, train_or_resume
+from ..data import hold_out_validation, load_documents, to_columns
+from ..training import RecipeTrainer, best_evaluation, fit, write_results
 from .arguments import KeyphraseDataArguments, ModelArguments
-from .data import load_documents
-from .systems import ViterbiTrainer, build_model, make_trainer, open_folder, open_tokenizer, save_pipeline
+from .models import build_model, make_trainer, open_tokenizer, save_pipeline
+
+COUNTS = ["document", "num_keyphrases", "num_present"]
 
 
-def prepare(model_args: ModelArguments, data_args: KeyphraseDataArguments, folder_args, training_args):
-    """The run folder, the trainer, and the test documents: everything before training, where errors of users occur."""
-    documents = load_documents(data_args)
-    language = check_language(None if data_args.language == "none" else data_args.language)
-    for split in sorted(documents.keys() - {"train"}):
-        columns = documents[split]["text"], documents[split]["keyphrases"]
-        where = f"--{split}-files" if getattr(data_args, f"{split}_files") else f"the {split} documents"
-        for rules in RULES if split == "test" else RULES[:1]:
-            gold_phrases(*columns, rules, language, f"{where}, by the rules {rules!r}")
-    folder, backbone = open_folder("train_keyphrases", model_args, data_args, folder_args, training_args)
-    tokenizer = open_tokenizer(backbone, data_args.max_length)
+class ViterbiTrainer(RecipeTrainer):
+    """Evaluates the most likely paths, as the pipeline does: predictions are logits and paths."""
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """As in transformers, with the paths of `decode`."""
+        inputs = self._prepare_inputs(inputs)
+        with self.accelerator.autocast():  # accelerate wraps only forward
+            paths, outputs = self.accelerator.unwrap_model(model).decode(**inputs, return_outputs=True)
+        return outputs.loss, None if prediction_loss_only else (outputs.logits, paths), inputs.get("labels")
+
+
+def make_rows(documents: dict[str, dict], tokenizer, id2label: dict, language: str | None):
+    """The rows of training and validation, and the metrics of the latter."""
     windows = tokenize_documents(documents["train"], tokenizer, title_as="meta", language=language)
     count = len(documents["train"]["text"])
     print(f"train: {count:,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
-    set_seed(training_args.seed)
-    model = build_model("keyphrases", model_args, backbone)
-    model.config.keyphrase_language = language
-    validation, test = documents["validation"], documents.get("test")
-    options = {"titles": validation["title"], "spans": True, "thresholds": (None, *THRESHOLDS), "language": language}
-    columns = validation["text"], validation["keyphrases"]
-    metrics = ExtractionMetrics(*columns, tokenizer, model.config.id2label, **options)
+    validation = documents["validation"]
+    metrics = ExtractionMetrics(
+        validation["text"], validation["keyphrases"], tokenizer, id2label, titles=validation["title"], spans=True,
+        thresholds=(None, *THRESHOLDS), language=language,
+    )  # fmt: skip
     rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
-    rows = {split: r.remove_columns(["document", "num_keyphrases", "num_present"]) for split, r in rows.items()}
-    collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)
-    keep_best(training_args, "span_f1")
-    arguments = (model, model_args, data_args, training_args, rows, collator)
-    trainer, _ = make_trainer(ViterbiTrainer, *arguments, compute_metrics=metrics)
-    if data_args.early_stopping_patience:
-        trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience))
-    return folder, trainer, test
+    return {split: own.remove_columns(COUNTS) for split, own in rows.items()}, metrics
 
 
 def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
     """Micro precision, recall and F1 of the mentions that a pipeline extracts, against the spans of the gold labels."""
     correct = predicted = gold = 0
     inputs = [{"title": title, "text": text} for title, text in zip(documents["title"], documents["text"], strict=True)]
-    for text, keyphrases, phrases in zip(
-        documents["text"], documents["keyphrases"], extract(inputs, top_k=None, batch_size=16), strict=True
-    ):
+    found = extract(inputs, top_k=None, batch_size=16)
+    for text, keyphrases, phrases in zip(documents["text"], documents["keyphrases"], found, strict=True):
         source = CleanText(text)
         words = split_words(source.text)
         spans = {
@@ -102,16 +93,32 @@ def score(extract, documents: dict[str, list], show: int) -> dict:
     return scores
 
 
-def train(model_args, data_args, *groups) -> None:
-    """Runs the command."""
-    folder, trainer, documents = prepare(model_args, data_args, *groups)
-    train_or_resume(trainer, folder)
+def train(model_args: ModelArguments, data_args: KeyphraseDataArguments, training_args, checkpoint) -> None:
+    """Trains, scores and saves a model."""
+    rows, language = (
+        load_documents(data_args),
+        check_language(None if data_args.language == "none" else data_args.language),
+    )
+    hold_out_validation(rows, data_args.validation_share)
+    documents = {split: to_columns(own) for split, own in rows.items()}
+    if "test" in documents:  # before the training
+        gold_phrases(
+            documents["test"]["text"], documents["test"]["keyphrases"], RULES[1], language, "the test documents"
+        )
+    tokenizer = open_tokenizer(model_args.backbone, data_args.max_length)
+    model = build_model(HypernetForTokenClassification, model_args, training_args.seed)
+    model.config.keyphrase_language = language
+    data, metrics = make_rows(documents, tokenizer, model.config.id2label, language)
+    keep_best(training_args, "span_f1")
+    collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)
+    arguments = ViterbiTrainer, model, model_args, data_args, training_args, data, collator
+    trainer, _ = make_trainer(*arguments, compute_metrics=metrics)
+    if data_args.early_stopping_patience:
+        trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience))
+    fit(trainer, checkpoint)
     # none if the most likely path was better than any threshold
-    threshold = best_evaluation(trainer.state, "eval_span_f1").get("eval_threshold")
+    threshold = best_evaluation(trainer, "eval_span_f1").get("eval_threshold")
     trainer.model.config.keyphrase_threshold = threshold
-    extract = save_pipeline("keyphrase-extraction", folder, trainer)
-    test = {"test": score(extract, documents, data_args.show)} if documents else {}
-    write_results(folder, trainer, best_validation_span_f1=trainer.state.best_metric, threshold=threshold, **test)
-
-
-main = command("hypernet", "train_keyphrases", train, RESUME)
+    extract = save_pipeline("keyphrase-extraction", trainer)
+    test = {"test": score(extract, documents["test"], data_args.show)} if "test" in documents else {}
+    write_results(trainer, best_validation_span_f1=trainer.state.best_metric, threshold=threshold, **test)

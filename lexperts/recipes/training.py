@@ -1,0 +1,148 @@
+"""What the trainings share: a run that continues after an interruption, the stock Trainer with two additions, results.json."""
+
+import json
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from pathlib import Path
+
+import yaml
+from torch import nn
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from run_tools.errors import UserError
+from run_tools.files import write_file
+from run_tools.fingerprints import sha256_of
+from run_tools.settings import find_changes
+from run_tools.versions import package_versions
+
+ARGUMENTS, RESULTS = "arguments.yml", "results.json"
+# options on which the result does not depend
+FREE = {
+    "output_dir", "show", "logging_steps", "logging_strategy", "report_to", "run_name", "disable_tqdm", "log_level", "push_to_hub",
+    "hub_model_id", "hub_token", "hub_private_repo", "per_device_eval_batch_size", "dataloader_num_workers", "save_total_limit",
+}  # fmt: skip
+
+
+class CompleteRunError(Exception):
+    """The output folder holds the same run, which has ended."""
+
+
+def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
+    """Writes the options of a run and the hashes of its files to `arguments.yml` in its folder, or compares them with those there.
+
+    Returns:
+        The last complete checkpoint of the run, if there is one.
+
+    Raises:
+        UserError: for a folder with a run of other options or with other files.
+        CompleteRunError: for one that has ended.
+    """
+    folder = Path(training_args.output_dir)
+    hashes = {str(path): sha256_of(path) for path in data_files(given)}
+    record = json.loads(json.dumps({**given, "_files": hashes}, default=str))
+    with training_args.main_process_first():  # of several, one writes
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if names - {ARGUMENTS}:
+            if ARGUMENTS not in names:
+                raise UserError(f"--output-dir {folder} is not empty, and holds no run. Choose another folder.")
+            old = yaml.safe_load((folder / ARGUMENTS).read_text(encoding="utf-8"))
+            changes = find_changes(*({k: v for k, v in one.items() if k not in FREE} for one in (old, record)))
+            if changes:
+                raise UserError(
+                    f"--output-dir {folder} holds a run of other options: {'; '.join(changes.values())}. Choose another."
+                )
+            if RESULTS in names:
+                raise CompleteRunError(f"{folder} is complete, nothing to do.")
+        elif training_args.process_index == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_file(folder / ARGUMENTS, yaml.safe_dump(record, sort_keys=False, allow_unicode=True))
+    return last_checkpoint(folder)
+
+
+def data_files(given: Mapping) -> list[Path]:
+    """The files that options such as `train_files` name, also as NAME=FILE, and those of `datasets`, also in folders."""
+    named = [value for name, value in given.items() if name.endswith(("_files", "datasets"))]
+    places = [Path(place.rpartition("=")[2]) for places in named for place in places]
+    inside = [path for place in places if place.is_dir() for path in sorted(place.glob("*.jsonl"))]
+    return [place for place in places if place.is_file()] + inside
+
+
+def last_checkpoint(folder: str | Path) -> str | None:
+    """The newest complete checkpoint of a folder: the Trainer writes trainer_state.json last."""
+    states = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json")]
+    return str(max(states, key=lambda path: int(path.name.split("-")[1]))) if states else None
+
+
+class RecipeTrainer(Trainer):
+    """The stock Trainer, which stops at weights that are not finite, and can train a part of them at another rate.
+
+    Args:
+        part, part_rate: parameters, and their learning rate.
+    """
+
+    def __init__(self, *args, part: Iterable[nn.Parameter] = (), part_rate: float | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.part, self.part_rate = {id(parameter) for parameter in part}, part_rate
+        self.add_callback(StopAtNaN())
+
+    def _get_eval_sampler(self, eval_dataset):
+        return SequentialSampler(eval_dataset)  # metrics read the rows in their order, also with group_by_length
+
+    def create_optimizer(self, *args, **kwargs):
+        """As in the Trainer, with groups of their own for the parameters of `part`."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        for group in list(optimizer.param_groups) if self.part_rate is not None else ():
+            new = [parameter for parameter in group["params"] if id(parameter) in self.part]
+            if new:
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in self.part]
+                optimizer.add_param_group({**group, "params": new, "lr": self.part_rate, "initial_lr": self.part_rate})
+        return optimizer
+
+
+class StopAtNaN(TrainerCallback):
+    """Raises a `FloatingPointError` before an evaluation or a checkpoint if a weight is not finite.
+
+    Gradient clipping turns one gradient that is not finite into NaN in all weights, and the Trainer goes on with a loss of 0.
+    """
+
+    def on_step_end(self, args, state, control, model, **kwargs):
+        """Before a log, an evaluation or a checkpoint."""
+        if not (control.should_log or control.should_evaluate or control.should_save):
+            return
+        weights = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+        weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+        if not all(bool(weight.isfinite().all()) for weight in weights):
+            raise FloatingPointError(
+                f"step {state.global_step}: weights are NaN or infinite. Repeat the command to go on from the last checkpoint, or "
+                f"choose a learning rate below {args.learning_rate:g} and another --output-dir."
+            )
+
+
+def fit(trainer: Trainer, checkpoint: str | None) -> None:
+    """Trains, from a checkpoint if there is one. From that of its last step it only loads the weights: the stock Trainer looks
+    at the number of steps after a step, and would train one more.
+    """
+    args = trainer.args
+    planned = args.max_steps, args.num_train_epochs
+    if checkpoint is not None:
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+        if 0 < args.max_steps <= state["global_step"]:
+            args.max_steps, args.num_train_epochs = -1, 0
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        args.max_steps, args.num_train_epochs = planned
+
+
+def best_evaluation(trainer: Trainer, metric: str) -> dict:
+    """The evaluation with the largest value of a metric, the first of equals, from the Trainer's log."""
+    return max((entry for entry in trainer.state.log_history if metric in entry), key=itemgetter(metric))
+
+
+def write_results(trainer: Trainer, **results) -> None:
+    """Writes results.json, by which the run is complete: scores, the Trainer's log, and versions."""
+    if trainer.is_world_process_zero():
+        record = {**results, "log": trainer.state.log_history, "versions": package_versions(("torch", "transformers"))}
+        text = json.dumps(record, indent=1, ensure_ascii=False, default=str)
+        write_file(Path(trainer.args.output_dir) / RESULTS, text + "\n")

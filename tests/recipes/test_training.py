@@ -1,0 +1,141 @@
+"""What holds for every training: runs that are killed, repeated, changed or complete; weights that become NaN; bad files."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModel, Trainer
+
+from lexperts.cli.train import app
+from lexperts.recipes import TRAIN
+from tests.recipes.helpers import fails, save_tiny_bart, save_tiny_llama, write_rows
+from tests.recipes.trainings import TRAININGS, some_rows
+
+each_training = pytest.mark.parametrize("name", TRAININGS)
+
+
+class KilledError(BaseException):
+    """In place of a SIGKILL."""
+
+
+@pytest.fixture(scope="module")
+def at(backbone_config, tiny_tokenizer, tmp_path_factory):
+    """Rows and tiny models."""
+    folder = tmp_path_factory.mktemp("inputs")
+    at = SimpleNamespace(**{name: folder / name for name in ("bert", "bart", "llama", "mixtral", "mail")})
+    at.rows = write_rows(folder / "rows.jsonl", some_rows())
+    for split in ("train", "validation", "test"):
+        write_rows(at.mail / f"{split}.jsonl", some_rows())
+    torch.manual_seed(0)
+    AutoModel.from_config(backbone_config("bert")).save_pretrained(at.bert)
+    tiny_tokenizer.save_pretrained(at.bert)
+    save_tiny_llama(at.llama)
+    save_tiny_bart(at.bart, [row[name] for row in some_rows() for name in ("document", "summary")])
+    return at
+
+
+def run(name, argv, folder):
+    app([name, *map(str, argv), "--output-dir", str(folder)], standalone_mode=False)
+
+
+def error_of(name, argv, folder) -> str:
+    """The one line of a run that is refused, with exit status 2."""
+    return fails(app, name, *argv, "--output-dir", folder)
+
+
+@pytest.fixture(scope="module")
+def whole(at, tmp_path_factory):
+    """whole(name) -> the folder of a complete run; each is run once."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    def train(name):
+        if not (folder / name).exists():
+            run(name, TRAININGS[name](at), folder / name)
+        return folder / name
+
+    return train
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("model*.safetensors")}
+
+
+def test_every_training_is_here():
+    assert set(TRAININGS) == set(TRAIN)
+
+
+@each_training
+def test_a_killed_run_that_is_repeated_ends_with_the_same_bytes(name, at, whole, tmp_path, monkeypatch):
+    save = Trainer._save_checkpoint
+
+    def save_and_die(trainer, *args, **kwargs):
+        save(trainer, *args, **kwargs)
+        raise KilledError
+
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(Trainer, "_save_checkpoint", save_and_die)
+        run(name, TRAININGS[name](at), tmp_path)
+    (tmp_path / "checkpoint-999").mkdir()  # half a checkpoint
+    run(name, TRAININGS[name](at), tmp_path)
+    assert contents(tmp_path) == contents(whole(name)) != {}
+
+
+@each_training
+def test_a_complete_run_stays_and_another_one_in_its_folder_is_refused(name, at, whole, tmp_path, capsys):
+    shutil.copytree(whole(name), tmp_path / "run")
+    argv, before = TRAININGS[name](at), contents(tmp_path / "run")
+    run(name, argv, tmp_path / "run")
+    assert "complete" in capsys.readouterr().out
+    assert "learning_rate=0.01 before, 0.5 now" in error_of(name, [*argv, "--learning-rate", 0.5], tmp_path / "run")
+    (tmp_path / "run" / "arguments.yml").unlink()
+    assert str(tmp_path / "run") in error_of(name, argv, tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+
+
+def test_changed_rows_are_refused(at, whole, tmp_path):
+    shutil.copytree(whole("hypernet-qa"), tmp_path / "run")
+    rows = shutil.copyfile(at.rows, tmp_path / "rows.jsonl")
+    argv = [rows if word == at.rows else word for word in TRAININGS["hypernet-qa"](at)]
+    run("hypernet-qa", argv, tmp_path / "other")
+    write_rows(rows, some_rows(8))
+    assert "rows.jsonl" in error_of("hypernet-qa", argv, tmp_path / "other")
+
+
+@each_training
+def test_weights_that_become_nan_end_a_run_before_they_are_saved(name, at, tmp_path, monkeypatch):
+    step = Trainer.training_step
+
+    def training_step(trainer, model, *given, **named):
+        loss = step(trainer, model, *given, **named)
+        if trainer.state.global_step == 1:
+            next(p.grad for p in model.parameters() if p.grad is not None).view(-1)[0] = torch.nan
+        return loss
+
+    monkeypatch.setattr(Trainer, "training_step", training_step)
+    assert "step 2: weights are NaN" in error_of(name, TRAININGS[name](at), tmp_path)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"] and not contents(tmp_path)
+
+
+@each_training
+def test_bad_files_and_options_are_named_in_one_line(name, at, tmp_path):
+    argv = TRAININGS[name](at)
+    broken = write_rows(tmp_path / "broken.jsonl", some_rows(1))
+    broken.write_text(broken.read_text() + '{"text": \n')
+
+    def with_data(path):
+        option = ["--datasets", f"mail={path}"] if name == "moesumm" else ["--train-files", path]
+        return [*argv, *option]
+
+    assert "missing.jsonl" in error_of(name, with_data(tmp_path / "missing.jsonl"), tmp_path / "run")
+    assert "broken.jsonl, line 2" in error_of(name, with_data(broken), tmp_path / "run")
+    assert "'--learning-rate'" in error_of(name, [*argv, "--lerning-rate", 1], tmp_path / "run")
+    assert "'many'" in error_of(name, [*argv, "--num-train-epochs", "many"], tmp_path / "run")
+    run(name, argv, tmp_path / "run")  # nothing is left in the folder that would prevent it
+
+
+@pytest.mark.parametrize("name", TRAIN)
+def test_help_names_the_options_and_the_configurations(name, capsys):
+    app([name, "--help"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert f"lexperts train {name}" in text and "--help-all" in text and ".py" not in text
