@@ -1,6 +1,6 @@
 """The demo app as a Space of the Hub, or on your machine: python app.py."""
 
-from lexperts.app import AppSettings, launch
+from lexperts.app import launch
 
 if __name__ == "__main__":
-    launch(AppSettings(max_characters=10_000))
+    launch(max_characters=10_000)

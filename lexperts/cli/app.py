@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from run_tools.servers import bind
+
 from .common import Device, Model, TrustRemoteCode
 
 
@@ -12,25 +14,25 @@ def app(
     model: Model = None,
     mixture: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, metavar="DIR", help="A mixture, whose routing a tab draws."),
+        typer.Option(exists=True, file_okay=False, metavar="DIR", help="A mixture, whose experts are shown."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port to listen on; by default the first free one from 7860.")
-    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="By default the first free one from 7860.")] = None,
     max_characters: Annotated[int, typer.Option(min=1, help="Maximum length of a text.")] = 20_000,
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
 ):
-    """Open the demo app: keyphrases marked in a text, and the experts that read it.
+    """Open the demo app: keyphrases, definitions, summaries, and the experts that read a text.
 
     \b
     Example:
       lexperts app
       lexperts app --mixture mixture --port 8080
     """
-    from ..app import AppSettings, launch
-
+    bind(host, port or 0).close()  # before the model is opened, which takes seconds
     print("opening the keyphrase model; the address of the page follows", flush=True)
-    settings = AppSettings(model, mixture, device, trust_remote_code, max_characters)
-    launch(settings, host=host, port=port)
+    from ..app import launch
+
+    launch(
+        model, mixture=mixture, device=device, trust_remote_code=trust_remote_code, max_characters=max_characters, host=host, port=port
+    )  # fmt: skip
