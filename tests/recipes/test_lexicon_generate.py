@@ -355,8 +355,3 @@ def test_a_term_without_a_context_of_its_own_is_defined_with_a_warning(folder, m
 )
 def test_a_term_is_found_in_its_context_in_another_form(term, context, place):
     assert find_term(term, context.split()) == place
-
-
-def test_fewer_samples_than_definitions_name_both_options():
-    error = CliRunner().invoke(app, ["term", "axe", "-c", "an axe fell", "--best-of", "2", "--num-definitions", "3"])
-    assert error.exit_code == 2 and "--num-definitions 3 needs --best-of 3 or more, got 2." in error.stderr
