@@ -350,7 +350,7 @@ def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp
         tmp_path / "out.jsonl",
         "--model",
         tmp_path / "model",
-        *("--mentions", "--no-nested"),
+        *("--mentions", "--top-k", "2"),
     ]
     done = CliRunner().invoke(app, [*map(str, arguments), "--candidates", str(tmp_path / "names.txt")])
     assert done.exit_code == 0, done.output
@@ -359,7 +359,7 @@ def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"))
     candidates = {"network": ["deep networks"], "quantum": [], "problems": ["energy Problems"]}
-    expected = extract(TEXT, candidates=candidates, nested=False)
+    expected = extract(TEXT, candidates=candidates, top_k=2)
     assert expected != extract(TEXT, candidates=candidates)
     assert row["keyphrases"] == as_written(expected, mentions=True)
 
