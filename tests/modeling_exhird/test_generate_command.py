@@ -94,7 +94,7 @@ def test_errors_are_one_line(folder, source, tiny_seke, tiny_tokenizer, tmp_path
     for model, options, message in (
         (str(tmp_path / "seke"), (), "SekeConfig"),
         ("no/such-model", (), "--model 'no/such-model' could not be opened"),
-        (folder, ("--text-column", "txt"), "no column 'txt'"),
+        (folder, ("--text-column", "txt"), "there is no 'txt'"),
     ):
         done = run(source, tmp_path / "out.jsonl", model, *options)
         assert done.exit_code == 2 and message in done.stderr and done.stderr.count("error: ") == 1, done.output
