@@ -11,8 +11,7 @@ sys.path.insert(0, str(ROOT))
 import typer  # noqa: E402
 
 from lexperts.cli import build_app  # noqa: E402
-from lexperts.recipes import DEFINE, TRAIN  # noqa: E402
-from lexperts.recipes.common.configurations import config_names  # noqa: E402
+from lexperts.recipes import TRAIN  # noqa: E402
 
 DEMO = ROOT / "build" / "demo"  # see docs/demo/assemble.py
 REPOSITORY = "https://github.com/lexperts/lexperts/blob/main/"
@@ -56,8 +55,8 @@ def describe_option(option) -> str:
 def recipe_of(path: str) -> list[str]:
     """The names of a recipe's configurations; none for other commands."""
     group, _, name = path.removeprefix("lexperts ").partition(" ")
-    recipe = {"train": TRAIN, "define": DEFINE}.get(group, {}).get(name)
-    return sorted(config_names(recipe.recipe, recipe.module)) if recipe else []
+    folder = ROOT / "lexperts" / "recipes" / TRAIN[name].recipe if group == "train" and name in TRAIN else None
+    return sorted(path.stem for path in folder.glob("*.yml")) if folder else []
 
 
 def describe_command(command, path: str) -> list[str]:

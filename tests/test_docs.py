@@ -17,10 +17,9 @@ from transformers import PreTrainedTokenizerFast, pipeline
 
 import merge_tools
 from lexperts.cli import build_app
-from lexperts.recipes import DEFINE, TRAIN
-from lexperts.recipes.common.arguments import make_parser
-from lexperts.recipes.common.configurations import config_names
+from lexperts.recipes import TRAIN
 from modeling_exhird import ExhirdConfig, ExhirdTokenizer
+from run_tools.arguments import make_parser
 from tests.merge_tools.conftest import save_expert
 from tests.modeling_exhird.conftest import VOCABULARY
 from tests.tiny_models import make_model
@@ -37,7 +36,6 @@ PREFIXES = (
 )
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
-RECIPES = {"train": TRAIN, "define": DEFINE}
 SHORTCUTS = {"keyphrases": ["lexperts", "keyphrases"], "merge-experts": ["lexperts", "merge"]}
 PACKAGES = "keyphrase_tools|merge_tools|lexperts|modeling_[a-z]+"
 TINY = {  # a checkpoint that the README assumes -> a tiny one
@@ -76,13 +74,16 @@ def problem_of(words: list[str]) -> str | None:
         if name not in command.commands:
             return f"no command {name!r}"
         command = command.commands[name]
-    recipe = RECIPES.get(words[1], {}).get(words[2] if len(words) > 2 else "")
+    recipe = TRAIN.get(words[2] if len(words) > 2 else "") if words[1] == "train" else None
     if recipe:
         config = words[3] if len(words) > 3 else "-"
         is_name = not config.startswith("-") and not config.endswith((".yml", ".yaml"))
-        if is_name and config not in config_names(recipe.recipe, recipe.module):
+        if is_name and not (ROOT / "lexperts" / "recipes" / recipe.recipe / f"{config}.yml").exists():
             return f"no configuration {config!r}"
-        known = {one.flag for one in make_parser(recipe.recipe, recipe.module).options.values()} | {"--show-config"}
+        arguments = importlib.import_module(f"lexperts.recipes.{recipe.recipe}.arguments")
+        module, name = getattr(arguments, "TRAINING", ("transformers", "TrainingArguments"))
+        classes = [*arguments.ARGUMENTS[recipe.module], getattr(importlib.import_module(module), name)]
+        known = {*make_parser(classes)._option_string_actions, "--show-config", "--help"}
     else:
         known = {option for parameter in getattr(command, "params", []) for option in parameter.opts}
     unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in known]

@@ -7,12 +7,10 @@ import typer
 
 from run_tools.errors import UserError
 
-from ..recipes import DEFINE
 from . import file_options
 from .common import AsJson, Count, Device, ModelOption, Seed, new_app, print_result
-from .recipes import add_recipes
 
-app = new_app("define", "Define terms in context: write definitions, prepare data.")
+app = new_app("define", "Define terms in context.")
 
 Model = Annotated[str | None, ModelOption(help="Mixture or dense Llama; by default lexperts-lexicon-smollm2.")]
 
@@ -89,6 +87,3 @@ def terms(
         keep=keep,
         results=("definition", "score"),
     )
-
-
-add_recipes(app, DEFINE)

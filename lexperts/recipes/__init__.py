@@ -14,12 +14,6 @@ class Command:
     recipe: str
     module: str
     summary: str
-    extras: str = "train"
-
-    @property
-    def name(self) -> str:
-        """The full name of the module."""
-        return f"lexperts.recipes.{self.recipe}.{self.module}"
 
 
 TRAIN = {
@@ -32,7 +26,4 @@ TRAIN = {
     "language": Command(
         "language", "train", "Fine-tune an expert, or the gates of a mixture, on texts, chats or definitions."
     ),
-}
-DEFINE = {
-    "prepare": Command("lexicon", "prepare", "Split public dictionaries into train, validation and test files."),
 }

@@ -1,1 +1,0 @@
-"""LM-Lexicon: from dictionaries to a mixture of experts that defines terms, and its scores."""
