@@ -11,14 +11,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, pipeline
 from typer.testing import CliRunner
 
 from lexperts.cli.define import app
-from lexperts.recipes.lexicon import train_expert
+from modeling_lexicon.data_lexicon import format_prompt
 from modeling_lexicon.terms_lexicon import find_term, truncate_context_around
 from tests.recipes import helpers
-from tests.recipes.helpers import read_rows, write_rows
+from tests.recipes.helpers import read_rows, train_tokenizer, write_rows
 from tests.recipes.lexicon_helpers import kind_rows
 
 TINY = {**helpers.TINY, "initializer_range": 0.2}
 ROWS = kind_rows(0, 10)
+TEXTS = [text for row in ROWS for text in (format_prompt(row["term"], row["context"]), row["definition"])]
 TERMS = [{name: row[name] for name in ("term", "context")} for row in ROWS]
 
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**TINY)).save_pretrained(folder / "dense")
-    train_expert.train_tokenizer(ROWS, TINY["vocab_size"]).save_pretrained(folder / "dense")
+    train_tokenizer(TEXTS, TINY["vocab_size"]).save_pretrained(folder / "dense")
     return folder
 
 
