@@ -12,8 +12,7 @@ from keyphrase_tools.rows import full_text
 from merge_tools.cluster import embed_texts
 from modeling_lexicon.generation_lexicon import load_embedder
 from run_tools.errors import UserError
-from run_tools.files import write_file
-from run_tools.fingerprints import digest, fingerprint
+from run_tools.files import digest, fingerprint, write_file
 
 NEAREST, CANDIDATES = 20, 60  # examples, and keyphrases of these
 BLOCK = 64  # documents that are compared with all examples at once

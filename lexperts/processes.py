@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from run_tools.jsonl import missing_columns
 from run_tools.loading import describe_load_errors, open_pipeline, parse_device
 from run_tools.processes import prepare_process
+from run_tools.rows import missing_columns
 
 DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization", "keyphrase-generation"
 FIELDS = {

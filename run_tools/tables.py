@@ -14,18 +14,16 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_table(lines: Path, output: Path, suffix: str, types: Mapping) -> None:
-    """Writes the rows of a JSON Lines file, which is read twice: first for the columns.
+    """Writes a .csv, .tsv or .parquet file, with the rows of a JSON Lines file, which is read twice: first for the columns.
 
-    Args:
-        suffix: .parquet, .csv or .tsv.
-        types: Arrow types that are known. A column of several types, such as ids that are numbers and texts, is one of texts.
+    Arrow types that are not given are inferred. A column of several types, such as numbers and texts, is one of texts.
     """
     if suffix == ".parquet":
         write_parquet(lines, output, types)
         return
     names = {name: None for group in groups(lines) for row in group for name in flatten(row) if name != "error"}
     with output.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [*names, "error"], "", delimiter=DELIMITERS[suffix], lineterminator="\r\n")
+        writer = csv.DictWriter(file, [*names, "error"], "", delimiter=DELIMITERS[suffix])
         writer.writeheader()
         writer.writerows(flatten(row) for group in groups(lines) for row in group)
 
@@ -67,11 +65,11 @@ def write_parquet(lines: Path, output: Path, types: Mapping) -> None:
         for name in {name: None for row in group for name in row}:
             try:
                 new = pyarrow.array([row.get(name) for row in group]).type
-                pair = [pyarrow.schema([("x", one)]) for one in (found.get(name, pyarrow.null()), new)]
-                merged = pyarrow.unify_schemas(pair, promote_options="permissive").field("x").type
-                found[name] = text if "struct<>" in str(merged) else merged  # which Parquet cannot hold
+                both = [pyarrow.schema({name: one}) for one in (found.get(name, new), new)]
+                found[name] = pyarrow.unify_schemas(both, promote_options="permissive").types[0]
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
                 found[name] = text
+    found = {name: text if "struct<>" in str(one) else one for name, one in found.items()}  # which Parquet cannot hold
     schema = pyarrow.schema({**found, "error": text, **types})
     with ParquetWriter(output, schema, compression="zstd") as writer:
         for group in groups(lines):

@@ -55,7 +55,7 @@ def write_results(
     Raises:
         KeyboardInterrupt: with what to do then.
     """
-    from run_tools.fingerprints import fingerprint
+    from run_tools.files import fingerprint
     from run_tools.run_over import run_over
 
     settings = {name: value for name, value in options.items() if name not in NO_SETTINGS}

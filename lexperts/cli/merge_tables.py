@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from merge_tools.routing import printable
-from run_tools.errors import escape, format_size
+from run_tools.errors import escape
 
 percent = "{:.1%}".format
 COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red", "bright_cyan", "bright_yellow")
@@ -30,7 +30,7 @@ def summary(result: dict[str, Any]) -> Table:
         "format": result["format"],
         "experts": ", ".join(result["experts"]),
         "parameters": f"{result['parameters']:,}, {result['active_parameters']:,} active per token",
-        "size": f"{format_size(result['bytes'])} in {result['tensors']} tensors",
+        "size": f"{result['bytes'] / 1e9:.3g} GB in {result['tensors']} tensors",
     } | ({"pushed to": result["pushed_to"]} if "pushed_to" in result else {})
     return columns(("", ""), content.items())
 
@@ -43,7 +43,7 @@ def mixture(result: dict[str, Any]) -> Group:
         "format": f"{result['format']}, made by {result['made_by']}",
         "policy": f"{policy}, {result['experts_per_token']} experts per token" if policy == "token" else policy,
         "shared weights": shared,
-        "size": format_size(result["bytes"]),
+        "size": f"{result['bytes'] / 1e9:.3g} GB",
         "gates": result["gate_mode"],
     }
     if result["rank"]:

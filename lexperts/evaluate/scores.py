@@ -5,12 +5,11 @@ import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
-
-from run_tools.versions import package_version
 
 ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
 PROTOCOLS = {"": ("term", "context"), ", any sense": ("term",)}  # rows that share their references
@@ -37,7 +36,7 @@ class Score(NamedTuple):
 
 def facts_of(package: str, settings: str) -> str:
     """What computed a metric."""
-    return f"{package} {package_version(package)}, {settings}"
+    return f"{package} {version(package)}, {settings}"
 
 
 def f1_of_means(means: np.ndarray) -> np.ndarray:

@@ -32,7 +32,7 @@ class ColumnArguments:
 def load_splits(args, required: Sequence[str]) -> Rows:
     """The rows of each split of `SplitArguments`. Raises a `UserError` without training rows or a required column."""
     if not args.dataset_name:
-        from run_tools.jsonl import read_jsonl
+        from run_tools.rows import read_jsonl
 
         files = {split: getattr(args, f"{split}_files", None) for split in SPLITS}
         if not args.train_files:

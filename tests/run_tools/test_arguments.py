@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from transformers import TrainingArguments
 
 from lexperts.recipes import TRAIN
-from run_tools.arguments import format_help, option, parse, required
+from run_tools.arguments import option, parse, print_help, required
 from run_tools.errors import UserError
+
+TRAINING = ("transformers", "TrainingArguments")
 
 
 @dataclass(kw_only=True)
@@ -58,17 +59,19 @@ def test_what_is_wrong_is_named_in_one_line(text, argv, fragment, tmp_path):
     assert fragment in str(error.value) and "\n" not in str(error.value)
 
 
-def test_help_shows_defaults_choices_and_configurations(tmp_path):
+def test_help_shows_defaults_choices_and_configurations(tmp_path, capsys):
     write(tmp_path, "size: 1")
-    text = format_help("lexperts train x", "What it does.", [Options], tmp_path)
+    assert print_help(["--help"], "lexperts train x", "What it does.", [Options], tmp_path)
+    text = capsys.readouterr().out
     for part in (
+        "What it does.",
         "lexperts train x [CONFIG] [OPTIONS]",
-        "names (required)",
         "50% of the time (default: one)",
         "{one,two}",
         "own",
     ):
         assert part in text
+    assert not print_help(["--names", "a"], "lexperts train x", "", [Options], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +81,12 @@ def test_help_shows_defaults_choices_and_configurations(tmp_path):
     ids=lambda value: getattr(value, "stem", value),
 )  # fmt: skip
 def test_the_keys_of_every_configuration_are_options(recipe, path):
-    commands = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS.values()
-    errors = []
+    arguments, errors = import_module(f"lexperts.recipes.{recipe}.arguments"), []
+    commands, (package, name) = arguments.ARGUMENTS.values(), getattr(arguments, "TRAINING", TRAINING)
+    training = getattr(import_module(package), name)
     for classes in commands:  # a recipe may have several, and a configuration is for one of them
         try:
-            parse([*classes, TrainingArguments], [str(path), "--bf16", "false", *needed(classes)], path.parent)
+            parse([*classes, training], [str(path), "--bf16", "false", *needed(classes)], path.parent)
         except UserError as error:
             errors.append(str(error))
     assert len(errors) < len(commands), errors

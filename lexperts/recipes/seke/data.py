@@ -11,8 +11,7 @@ from torch.utils.data import Sampler
 from keyphrase_tools.evaluation import gold_phrases
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.rows import full_text
-from run_tools.fingerprints import parse_named_path
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 from ..data import SPLITS, hold_out_validation, load_documents
 from .arguments import DataArguments
@@ -42,7 +41,7 @@ def load_files(args: DataArguments) -> dict[str, list[Documents]]:
     files: dict[str, list[Documents]] = {split: [] for split in SPLITS}
 
     def add(split: str, given: str, rows: list[dict]) -> None:
-        name = parse_named_path(given)[0]
+        name = given.rpartition("=")[0]
         rows = rows[: args.validation_limit] if split == "validation" else rows
         texts, keyphrases = [full_text(row) for row in rows], [row["keyphrases"] for row in rows]
         style = name.partition(":")[2] if split == "test" else name
@@ -56,7 +55,7 @@ def load_files(args: DataArguments) -> dict[str, list[Documents]]:
         return files
     for split in SPLITS:
         for given in getattr(args, f"{split}_files") or ():
-            file = replace(args, train_files=[parse_named_path(given)[1]], validation_files=None, test_files=None)
+            file = replace(args, train_files=[given.rpartition("=")[2]], validation_files=None, test_files=None)
             rows = load_documents(file)
             if split == "train" and not args.validation_files:
                 hold_out_validation(rows, args.validation_share)
