@@ -1,19 +1,13 @@
 """Errors that a user can fix, and how errors and values are shown."""
 
 import difflib
-import errno
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, the limit of file sizes
 PLAIN = (OSError, ValueError, TypeError, ImportError, FloatingPointError)  # whose message suffices
-REPEAT = "Repeat the command."
-RESUME = "Repeat the command to resume."
-DEBUG: ContextVar[bool] = ContextVar("debug", default=False)  # whether errors show their traceback
 
 
 class UserError(ValueError):
@@ -62,40 +56,20 @@ def print_error(message: str, level: str = "error") -> None:
 
 
 @contextmanager
-def user_errors(
-    debug: bool = False,
-    *,
-    report: Callable[[str, str], None] = print_error,
-    interrupted: str | Callable[[], str] = REPEAT,
-    full: str | Callable[[], str] = "",
-) -> Iterator[None]:
-    """Ends the process with one line for any error, and status 2; after Ctrl-C with 130.
-
-    Args:
-        debug: raise errors instead, with their traceback.
-        report: prints a message, given its level: "error" or "interrupted".
-        interrupted, full: how to resume after Ctrl-C, and after a disk was full, or functions that say it then.
-    """
-    token = DEBUG.set(debug)
+def user_errors() -> Iterator[None]:
+    """Ends the process with one line for any error, and status 2; after Ctrl-C with 130."""
     try:
         yield
     except KeyboardInterrupt:
-        report(interrupted if isinstance(interrupted, str) else interrupted(), "interrupted")
+        print_error("Repeat the command.", "interrupted")
         sys.exit(130)
-    except BrokenPipeError:  # of `lexperts ... | head`
+    except BrokenPipeError:  # of `lexperts-lite ... | head`
         with suppress(OSError, ValueError):  # discards what is still to be written, also at the process's end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
-        if debug or hasattr(error, "exit_code"):  # of typer, which ends a command by such an exception
-            raise
-        message = str(error) if isinstance(error, UserError) else one_line(error)
-        if full and isinstance(error, OSError) and error.errno in FULL:
-            message += f" {full if isinstance(full, str) else full()}"
-        report(message, "error")
+        print_error(str(error) if isinstance(error, UserError) else one_line(error))
         sys.exit(2)
-    finally:
-        DEBUG.reset(token)
 
 
 def short_repr(value) -> str:
@@ -123,18 +97,3 @@ def join_names(names: list[str], limit: int = 3) -> str:
 def expand_user(path: str | Path) -> Path:
     """The path with `~` replaced by the home folder; that of an unknown user stays as it is, as in a shell."""
     return Path(os.path.expanduser(path))
-
-
-class SettingsMismatchError(UserError):
-    """A folder holds the results of other settings, or is not known to be of a run."""
-
-
-def is_encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8, i.e. has no lone surrogates."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
-
-
-def repr_path(path: str | Path) -> str:
-    """`repr` of a path of at most 300 characters; a longer one loses its middle, for its end says most."""
-    text = repr(str(path))
-    return text if len(text) <= 300 else f"{text[:148]}...{text[-149:]}"

@@ -8,9 +8,8 @@ from pathlib import Path
 from .errors import short_repr
 from .files import sha256_of
 
-RECORD = "run_settings.json"
-# what training and scoring write beside a model
-BESIDE = {RECORD, "results.json", "scores.json", "log.json", "losses.json", "trainer_state.json", "training_args.bin"}
+# what a training writes beside a model
+BESIDE = {"arguments.yml", "results.json", "trainer_state.json", "training_args.bin"}
 NOT_READ = (".md", ".pt", ".pth")  # cards, and states of optimisers
 
 
@@ -52,8 +51,8 @@ def is_same(before, now) -> bool:
     return before == now
 
 
-def differences(before: Mapping, now: Mapping, *, shared: bool = False, prefix: str = "") -> str:
-    """The settings that differ, such as "top_k=2 before, 3 now"; "" if none does. With `shared`, of those that both have."""
+def differences(before: Mapping, now: Mapping, prefix: str = "") -> str:
+    """The settings that differ, such as "top_k=2 before, 3 now"; "" if none does."""
 
     def show(value) -> str:
         if isinstance(value, dict) and "name" in value:
@@ -63,10 +62,10 @@ def differences(before: Mapping, now: Mapping, *, shared: bool = False, prefix: 
     found = []
     for name in {**before, **now}:
         old, new = before.get(name), now.get(name)
-        if is_same(old, new) or shared and not (name in before and name in now):
+        if is_same(old, new):
             continue
         if isinstance(old, dict) and isinstance(new, dict) and "name" not in {*old, *new}:
-            found.append(differences(old, new, prefix=f"{prefix}{name}."))
+            found.append(differences(old, new, f"{prefix}{name}."))
         else:
             found.append(f"{prefix}{name}={show(old)} before, {show(new)} now")
     return "; ".join(found)
@@ -76,12 +75,6 @@ def parse_named_path(argument: str) -> tuple[str, str]:
     """ "FILE" or "NAME=FILE" -> the name, or "", and the file."""
     name, separator, path = argument.partition("=")
     return (name, path) if separator and not Path(argument).exists() else ("", argument)
-
-
-def named_fingerprint(argument: str) -> dict:
-    """The fingerprint of "FILE" or "NAME=FILE", with the name under `as`."""
-    name, path = parse_named_path(argument)
-    return ({"as": name} if name else {}) | fingerprint(path)
 
 
 def hash_weights(model) -> str:

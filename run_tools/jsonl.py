@@ -1,7 +1,6 @@
 """Rows of files as a list, with errors that name the file and the line."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,3 @@ def read_jsonl(
     if not rows:
         raise UserError(f"There are no documents in {paths}.")
     return rows
-
-
-def read_lines(path: Path) -> list[dict]:
-    """The objects of a JSON Lines file of ours, whose lines end at "\\n" alone (a text may contain other line separators)."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-
-
-def json_lines(rows: Iterable[Mapping]) -> str:
-    """Objects as JSON Lines."""
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

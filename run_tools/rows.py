@@ -187,10 +187,10 @@ def parse_json(content: bytes, encoding: str | None = None) -> Any:
         return ValueError(f"it cannot be read ({error})")
 
 
-def csv_rows(file, delimiter: str, encoding: str | None = None, fill: bool = False) -> Iterator[tuple[str, Any]]:
+def csv_rows(file, delimiter: str, encoding: str | None = None) -> Iterator[tuple[str, Any]]:
     """The rows after the header, each after the line on which it ends; a `ValueError` for one with other fields than the
-    header, or with text after a closing quote. With `fill`, missing fields are `None`. Raises a `UserError` for two columns
-    of the same name.
+    header, or with text after a closing quote. Raises a `UserError` for two columns of the
+    same name.
     """
     csv.field_size_limit(sys.maxsize)
     text = io.TextIOWrapper(file, encoding or "utf-8-sig", newline="")
@@ -203,7 +203,7 @@ def csv_rows(file, delimiter: str, encoding: str | None = None, fill: bool = Fal
         try:
             if (row := next(reader, None)) is None:
                 return
-            if None in row or (None in row.values() and not fill):
+            if None in row or None in row.values():
                 row = ValueError(f"it has {'more' if None in row else 'fewer'} fields than the header")
         except csv.Error as error:
             row = error

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from run_tools.errors import UserError, repr_path, short_repr
+from run_tools.errors import UserError, short_repr
 
 from .common import AsJson, print_result
 
@@ -75,7 +75,7 @@ def evaluate(
     from run_tools.files import write_file
 
     if output is not None and output.exists():
-        raise UserError(f"--output {repr_path(output)} exists. Choose another name, or delete it.")
+        raise UserError(f"--output {str(output)!r} exists. Choose another name, or delete it.")
     if language is not None:
         given["language"] = check_language(None if language == "none" else language)
     from ..evaluate import format_results

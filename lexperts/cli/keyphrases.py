@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from run_tools.errors import UserError, repr_path
+from run_tools.errors import UserError
 
 from . import common, file_options
 from .generate import generate
@@ -101,7 +101,7 @@ def show(
     from run_tools.processes import prepare_process
 
     if output.exists() and not is_page(output):
-        raise UserError(f"--output {repr_path(output)} exists, and is not a page of this command. Choose another name.")
+        raise UserError(f"--output {str(output)!r} exists, and is not a page of this command. Choose another name.")
     texts = [file.read_text(encoding="utf-8") for file in files]
     prepare_process()
     results = open_extractor(model, device=device)(texts, top_k=top_k, style=style)

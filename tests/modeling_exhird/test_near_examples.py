@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from lexperts.cli.keyphrases import app
 from lexperts.near_examples import NearExamples, nearest_first
 from run_tools.errors import UserError
-from run_tools.jsonl import read_lines
+from run_tools.jsonl import read_jsonl
 from tests.recipes.lexicon_helpers import save_embedder
 
 from .causal import causal_tokenizer, fitted
@@ -91,7 +91,7 @@ def test_the_command_writes_what_the_pipeline_gives(files, model):
     given = ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "embedder"))
     done = run(files, model, *given, "--embedding-cache", str(files / "cache"))
     assert done.exit_code == 0, done.output
-    lines = read_lines(files / "out.jsonl")
+    lines = read_jsonl(files / "out.jsonl")
     saw, cat, _ = ({phrase["keyphrase"] for phrase in line["keyphrases"]} for line in lines)
     assert {"tools", "saw"} <= saw and {"animals", "cat"} <= cat
     for line in lines:
@@ -104,7 +104,7 @@ def test_the_command_writes_what_the_pipeline_gives(files, model):
         files, model, *given[:2], "--embedder", str(files / "embedder"), "--num-keyphrases", "1", output="one.jsonl"
     )
     assert changed.exit_code == 0
-    assert [line["keyphrases"] for line in read_lines(files / "one.jsonl")] == [
+    assert [line["keyphrases"] for line in read_jsonl(files / "one.jsonl")] == [
         line["keyphrases"][:1] for line in lines
     ]
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import UserError
 from run_tools.jsonl import read_jsonl
 
@@ -58,12 +57,3 @@ def test_what_is_not_utf8_is_named(write, name):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
         read_jsonl(tmp_path / "nowhere.jsonl")
-
-
-def test_a_definition_has_a_row_for_each_context_and_incomplete_ones_are_counted(write):
-    row = {"term": "cut", "definition": "a partition", "id": 1}
-    path = write({**row, "context": ["a cut", " ", "cuts"]}, {**row, "context": "x", "term": None}, row)
-    rows, dropped = load_definition_rows(path)
-    assert rows == [{**row, "context": "a cut"}, {**row, "context": "cuts"}] and dropped == 3
-    with pytest.raises(UserError, match=r"train.jsonl.*1.*'term', 'context', 'definition'"):
-        load_definition_rows(write(row))
