@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
     files = write_files(out)
     for name, splits in files.items():
         options = ("--model-name-or-path", args.base, "--max-steps", args.steps, "--output-dir", out / name)
-        run("train", "expert", "smollm2", "--train-files", splits["train"], *options)
+        run("train", "language", "smollm2", "--train-files", splits["train"], *options)
     experts = [{"source_model": name, "samples": splits["train"].name} for name, splits in files.items()]
     recipe = {"base_model": resolve_model(args.base), "average": "base", "experts": experts, "gate_mode": "ridge"}
     (out / "recipe.yml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
