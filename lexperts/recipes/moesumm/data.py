@@ -10,8 +10,6 @@ from run_tools.jsonl import read_jsonl
 
 from .arguments import DOCUMENTS, SUMMARIES, DataArguments
 
-EXAMPLE = '{"document": "...", "summary": "..."}'
-
 
 def load_rows(args: DataArguments, seed: int) -> dict[str, Dataset]:
     """Rows of the splits "train" and, if there are any, "validation", with `document`, `summary` and `dataset`; prints how many."""
@@ -41,9 +39,9 @@ def read_splits(place: str) -> dict[str, list[dict] | Dataset]:
     path, names, splits = Path(place), ("train", "validation"), {}
     if path.is_dir():
         files = {split: path / f"{split}.jsonl" for split in names}
-        splits = {split: read_jsonl(file, example=EXAMPLE) for split, file in files.items() if file.exists()}
+        splits = {split: read_jsonl(file) for split, file in files.items() if file.exists()}
     elif path.is_file() or path.suffix in (".jsonl", ".json"):
-        splits = {"train": read_jsonl(path, example=EXAMPLE)}
+        splits = {"train": read_jsonl(path)}
     else:
         name, _, configuration = place.partition(":")
         hub = load_dataset(name, configuration or None)
