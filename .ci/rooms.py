@@ -10,7 +10,7 @@ LIMITS = {
     "modeling": 14988,
     "keyphrase_tools, lite": 8170,
     "merge_tools": 3385,
-    "run_tools": 3870,
+    "run_tools": 2060,
     "lexperts": 9000,
     "benchmarks": 1940,
     "rest": 1840,  # examples, docs, .ci, models

@@ -13,11 +13,10 @@ from safetensors.numpy import save_file
 from tqdm import tqdm
 
 from run_tools.errors import UserError, did_you_mean
-from run_tools.rows import read_jsonl
 
+from .texts import read_definitions
 from .writer import new_folder
 
-FIELDS = ("term", "context", "definition")
 METHODS = ("balanced", "kmeans", "tfidf", "random")
 TERMS = 12  # per cluster, at most
 ROUNDS = 100  # of balanced k-means, at most
@@ -64,10 +63,7 @@ def cluster(
     with new_folder(out) as folder:
         given = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
         files = [file for path in given for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
-        given_rows = read_jsonl(files or given)
-        rows = [
-            row for row in given_rows if all(isinstance(row.get(name), str) and row[name].strip() for name in FIELDS)
-        ]
+        rows, dropped = read_definitions(files or given)
         if not 1 <= k <= len(rows):
             raise UserError(f"k={k} is not between 1 and the number of rows, {len(rows):,}.")
         texts = [format_prompt(row["term"], row["context"]) for row in rows]
@@ -77,7 +73,7 @@ def cluster(
         if not sizes.all():
             raise UserError(f"Cluster {sizes.argmin()} of k={k} is empty: the texts are too similar. Use a smaller k.")
         result = {"method": method, "names": [str(c) for c in range(k)], "sizes": sizes.tolist(), "rows": len(rows)}
-        result |= {"dropped": len(given_rows) - len(rows), "terms": top_terms(texts, labels, k)}
+        result |= {"dropped": dropped, "terms": top_terms(texts, labels, k)}
         if x is not None:
             name = result["embedder"] = embedder_name(embedder)
             centroids = {"centroids": compute_means(x, labels, k)}

@@ -75,7 +75,7 @@ def evaluate(
     from run_tools.files import write_file
 
     if output is not None and output.exists():
-        raise UserError(f"--output {output} exists. Choose another name, or delete it.")
+        raise UserError(f"--output {str(output)!r} exists. Choose another name, or delete it.")
     if language is not None:
         given["language"] = check_language(None if language == "none" else language)
     from ..evaluate import format_results

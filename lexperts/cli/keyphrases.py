@@ -101,7 +101,7 @@ def show(
     from run_tools.processes import prepare_process
 
     if output.exists() and not is_page(output):
-        raise UserError(f"--output {output} exists, and is not a page of this command. Choose another name.")
+        raise UserError(f"--output {str(output)!r} exists, and is not a page of this command. Choose another name.")
     texts = [file.read_text(encoding="utf-8") for file in files]
     prepare_process()
     results = open_extractor(model, device=device)(texts, top_k=top_k, style=style)

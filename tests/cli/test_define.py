@@ -50,7 +50,7 @@ def test_terms_of_a_file_are_defined(folder, tmp_path):
     save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
     error = CliRunner().invoke(app, [*command[:3], "-m", str(other), *command[5:]])
     assert error.exit_code == 2 and "model=dense (" in error.stderr
-    assert "complete, nothing to do" in CliRunner().invoke(app, command).output
+    assert "is complete" in CliRunner().invoke(app, command).output
 
 
 def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_reported(folder, tmp_path):
@@ -141,4 +141,4 @@ def test_a_long_context_is_truncated_around_the_term():
 
 def test_fewer_samples_than_definitions_name_both_options():
     error = CliRunner().invoke(app, ["term", "axe", "-c", "an axe fell", "--best-of", "2", "--num-definitions", "3"])
-    assert error.exit_code == 2 and "--num-definitions 3 needs --best-of 3 or more, got 2." in error.stderr
+    assert error.exit_code == 2 and "--num-definitions 3" in error.stderr

@@ -11,8 +11,6 @@ from lexperts.recipes import TRAIN
 from run_tools.arguments import option, parse, print_help, required
 from run_tools.errors import UserError
 
-TRAINING = ("transformers", "TrainingArguments")
-
 
 @dataclass(kw_only=True)
 class Options:
@@ -81,19 +79,23 @@ def test_help_shows_defaults_choices_and_configurations(tmp_path, capsys):
     ids=lambda value: getattr(value, "stem", value),
 )  # fmt: skip
 def test_the_keys_of_every_configuration_are_options(recipe, path):
-    arguments, errors = import_module(f"lexperts.recipes.{recipe}.arguments"), []
-    commands, (package, name) = arguments.ARGUMENTS.values(), getattr(arguments, "TRAINING", TRAINING)
-    training = getattr(import_module(package), name)
-    for classes in commands:  # a recipe may have several, and a configuration is for one of them
+    arguments = import_module(f"lexperts.recipes.{recipe}.arguments")
+    package, name = getattr(arguments, "TRAINING", ("transformers", "TrainingArguments"))
+    training, errors = getattr(import_module(package), name), []
+    for classes in arguments.ARGUMENTS.values():  # a recipe may have several, and a configuration is for one of them
         try:
             parse([*classes, training], [str(path), "--bf16", "false", *needed(classes)], path.parent)
         except UserError as error:
             errors.append(str(error))
-    assert len(errors) < len(commands), errors
+    assert len(errors) < len(arguments.ARGUMENTS), errors
 
 
 def needed(classes) -> list[str]:
     """Options that have no default and are not in configurations."""
     names = {name for cls in classes for name in cls.__dataclass_fields__}
-    given = {"datasets": ["--datasets", "a=b"], "train_files": ["--train-files", "a"]}
+    given = {
+        "datasets": ["--datasets", "a=b"],
+        "train_files": ["--train-files", "a"],
+        "model_name_or_path": ["--model-name-or-path", "a"],
+    }
     return [word for name in names & given.keys() for word in given[name]]
