@@ -1,8 +1,8 @@
-"""The options of a training: dataclasses whose values come from a YAML file and then the command line, by transformers' parser."""
+"""The options of a training: dataclasses with values from a YAML file and the command line, by transformers' parser."""
 
 import json
 from argparse import SUPPRESS
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, field
 from functools import partial
 from importlib.util import find_spec
@@ -14,7 +14,7 @@ from .errors import UserError, did_you_mean, short_repr
 from .files import read_yaml
 
 MORE = """
-All options of transformers.TrainingArguments are accepted too, such as --output-dir, --learning-rate and --num-train-epochs.
+All options of transformers.TrainingArguments are accepted too, such as --output-dir and --learning-rate.
 CONFIG is a YAML file of options, or one of: {}. --show-config NAME prints one. Options on the command line win.
 Repeat the same command after an interruption: it continues from the last checkpoint."""
 
@@ -43,25 +43,9 @@ def make_parser(classes: Iterable[type], **texts: Any) -> Any:
     return parser
 
 
-def words_of(settings: Mapping[str, Any]) -> list[str]:
-    """The entries of a YAML file as a command line writes them; those that are `null` are left out."""
-    words = []
-    for name, value in settings.items():
-        if isinstance(value, list):
-            words += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-    return words
-
-
 def parse(classes: Sequence[type], argv: Sequence[str], configs: Path) -> tuple[tuple, dict[str, Any]]:
-    """An instance of each class, and the values that were given.
-
-    Args:
-        argv: the path of a YAML file, or the name of one in `configs`, if it does not begin with "-"; then options, which win.
-
-    Raises:
-        UserError: for an unknown option, and a value of another type.
+    """The path of a YAML file, or the name of one in `configs`, then options, which win -> an instance of each class,
+    and the values that were given. Raises a `UserError` for an unknown option, and a value of another type.
     """
     parser, words = make_parser(classes), list(argv)
     for action in parser._actions:
@@ -72,7 +56,11 @@ def parse(classes: Sequence[type], argv: Sequence[str], configs: Path) -> tuple[
         if unknown := [name for name in settings if name not in known]:
             near = did_you_mean(str(unknown[0]), known)
             raise UserError(f"{path}: the key {short_repr(unknown[0])} is not known.{near}")
-        words = [*words_of(settings), *words]
+        for name, value in settings.items():  # before the options of the command line
+            if isinstance(value, list):
+                words[:0] = [f"--{name}", *map(str, value)]
+            elif value is not None:
+                words[:0] = [f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"]
     found, rest = parser.parse_known_args(words)
     if rest:
         flags = [name[2:] for name in parser._option_string_actions]
@@ -82,14 +70,12 @@ def parse(classes: Sequence[type], argv: Sequence[str], configs: Path) -> tuple[
 
 
 def find_config(given: str, configs: Path) -> Path:
-    """The YAML file of a path, or of the name of a configuration in a folder. Raises a `UserError` for an unknown name."""
-    path, own = Path(given), configs / f"{given}.yml"
-    if path.is_file() or path.suffix in (".yml", ".yaml"):
-        return path
-    if not own.is_file():
+    """The YAML file of a path, or of the name of one in a folder. Raises a `UserError` for an unknown name."""
+    path = Path(given) if given.endswith((".yml", ".yaml")) else configs / f"{given}.yml"
+    if path.parent == configs and not path.is_file():
         near = did_you_mean(given, (path.stem for path in configs.glob("*.yml")))
         raise UserError(f"{given!r} is not a configuration.{near} The name of a file ends in .yml.")
-    return own
+    return path
 
 
 def print_help(argv: Sequence[str], command: str, text: str, classes: Sequence[type], configs: Path) -> bool:

@@ -8,7 +8,7 @@ PLAIN = (OSError, ValueError, TypeError, ImportError, FloatingPointError)  # who
 
 
 class UserError(ValueError):
-    """What a user gave is wrong. The message names the option or file and its value; control characters in it are escaped."""
+    """What a user gave is wrong. The message names the option or file and its value, with control characters escaped."""
 
     def __init__(self, message: str):
         super().__init__("\n".join(map(escape, message.split("\n"))))
@@ -25,7 +25,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns `' Did you mean "x"?'` for the closest known name, or the list of known names if none is close and they are few."""
+    """Returns `' Did you mean "x"?'` for the closest known name, or the known names if none is close and they are few."""
     known = sorted(known)
     if close := closest(name, known):
         return f" Did you mean {prefix + close!r}?"
@@ -33,7 +33,7 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an exception on one line. Errors of the operating system have no number, others of no known kind their type."""
+    """The message of an exception on one line, without the number of an `OSError`, and after the type of a rare one."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror is not None:
         text = f"{error.strerror}{f': {error.filename}' if error.filename else ''}."
@@ -43,19 +43,13 @@ def one_line(error: BaseException) -> str:
 
 
 def print_error(message: str, level: str = "error") -> None:
-    """Prints each line of a message to the standard error, below a progress bar that an error has left there."""
+    """Prints a message to the standard error, below a progress bar that an error has left there."""
     if "tqdm" in sys.modules and sys.modules["tqdm"].tqdm._instances:
         print(file=sys.stderr)
-    for line in message.splitlines():
-        print(f"{level}: {line}", file=sys.stderr, flush=True)
+    print(f"{level}: {message}", file=sys.stderr, flush=True)
 
 
 def short_repr(value) -> str:
     """`repr` of at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def join_names(names: list[str], limit: int = 3) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

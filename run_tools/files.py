@@ -1,49 +1,50 @@
-"""Files: whole or not there, even if the machine stops; what changes with their content; YAML; and how settings differ."""
+"""Files that are whole or not there, what changes with their content, how settings differ, and YAML."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from .errors import UserError, one_line, short_repr
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 
 def write_file(path: str | Path, content: bytes | str) -> None:
-    """Writes a file under another name, and renames it once it is on the disk. After an error, no part of it is left."""
-    path = Path(path)
-    new = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with new.open("wb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
+    """Writes a file under another name, and renames it once it is on the disk."""
+    new = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
+    with new.open("wb") as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
 
 
 @contextmanager
 def locked(path: Path, wait: bool = False) -> Iterator[IO[bytes]]:
-    """Opens a file to append to it, and locks it until the end of the context. If another process has locked it, waits for its
-    end, or raises a `BlockingIOError`.
-    """
-    with path.open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BlockingIOError(f"Another process writes {path}. Wait for it, or stop it.") from None
-        except (OSError, AttributeError):  # a file system without locks; Windows
-            pass
+    """Opens a file to append to it, locked; if it is, waits or raises a `BlockingIOError`. A full disk is named."""
+    file = path.open("ab")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise BlockingIOError(f"Another process writes {path}. Wait for it, or stop it.") from None
+    except (OSError, ImportError):  # a file system without locks; Windows
+        pass
+    try:
         yield file
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            error.filename = error.filename or str(path)
+        raise
+    finally:
+        with suppress(OSError):  # of a full disk again
+            file.close()
 
 
 def sha256_of(path: str | Path) -> str:
@@ -59,17 +60,13 @@ def digest(value) -> str:
 
 
 def fingerprint(source: str | Path) -> str:
-    """The name of a file or folder with a hash of its content, or a Hub repository with the commit of its main branch. Cards,
-    checkpoints, and what begins with "." or "_" are not part of a folder.
-    """
+    """The name and a hash of a file or folder (without cards and checkpoints), or a Hub repository and its commit."""
     path = Path(source)
     if path.is_file():
         return f"{path.name}, sha256 {sha256_of(path)[:16]}"
     if path.is_dir():
-        places = [file.relative_to(path) for file in sorted(path.rglob("*")) if file.is_file() and file.suffix != ".md"]
-        read = [
-            place for place in places if not any(part.startswith((".", "_", "checkpoint-")) for part in place.parts)
-        ]
+        places = [file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file()]
+        read = [place for place in places if not re.search(r"(^|/)([._]|checkpoint-)|\.md$", place)]
         return f"{path.resolve().name}, sha256 {digest([(place, sha256_of(path / place)) for place in read])[:16]}"
     from huggingface_hub import hf_hub_download
 
@@ -92,7 +89,7 @@ def differences(before: Mapping, now: Mapping, prefix: str = "") -> str:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises a `UserError` if it is not valid YAML, has a key twice, or holds anything but a mapping."""
+    """The mapping in a YAML file. Raises a `UserError` if it is not valid, has a key twice, or holds anything else."""
     import yaml
 
     class Loader(yaml.SafeLoader):

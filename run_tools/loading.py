@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cards
-from .errors import UserError, closest, join_names, one_line
+from .errors import UserError, closest, one_line, short_repr
 from .packaged import DEFAULT_MODELS, PACKAGED_MODELS, is_path, locate_model, resolve_model
 
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
@@ -113,7 +113,7 @@ def open_model(cls: Any, name: Any, *args: Any, new: Sequence[str] = (), **optio
         model, info = cls.from_pretrained(name, *args, output_loading_info=True, **options)
         if missing := sorted(key for key in info["missing_keys"] if not key.startswith(tuple(new))):
             raise CheckpointError(
-                f"{name}: the weights lack {join_names(missing, 5)}, which would stay at random values. Pass a checkpoint of this kind of model."
+                f"{name}: the weights lack {short_repr(missing)}, which would stay at random values. Pass a checkpoint of this kind of model."
             )
     return model
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import sys
 import time
 from contextlib import suppress
 
@@ -10,14 +9,12 @@ PROCESS = os.getpid()  # another one later, in a process that was forked
 
 
 def prepare_process(num_threads: int | None = None) -> None:
-    """Sets the number of torch's threads, by default only in a forked process, where more than one wait forever for those of the
-    parent, and bounds a cache of oneDNN, which would keep the code of 1,024 shapes of batches.
-    """
+    """Sets torch's threads, to 1 in a forked process, where more wait forever for the parent's; bounds oneDNN's cache."""
     import torch
 
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
-    if threads := num_threads or (os.getpid() != PROCESS):
-        torch.set_num_threads(int(threads))
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # shapes of batches; it keeps code for each
+    if num_threads or os.getpid() != PROCESS:
+        torch.set_num_threads(num_threads or 1)
 
 
 class MemoryRelease:
@@ -27,7 +24,7 @@ class MemoryRelease:
 
     def __call__(self) -> None:
         """Releases memory if it is time."""
-        if sys.platform == "linux" and time.monotonic() - self.last >= 5:
-            with suppress(AttributeError, OSError):  # another C library
+        if time.monotonic() - self.last >= 5:
+            with suppress(AttributeError, OSError, TypeError):  # another C library
                 ctypes.CDLL(None).malloc_trim(0)
             self.last = time.monotonic()

@@ -16,18 +16,8 @@ from .files import digest
 
 FORMATS = ".txt, .jsonl, .ndjson, .json, .csv, .tsv or .parquet"
 SUFFIX = re.compile(r"(\.txt|\.jsonl|\.ndjson|\.json|\.csv|\.tsv|\.parquet)(\.gz|\.bz2|\.xz|\.zst)?$")
-HIDDEN = re.compile(r"(^|/)[._]")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-VERSIONS = (
-    "size",
-    "mtime",
-    "ETag",
-    "etag",
-    "md5Hash",
-    "blob_id",
-    "LastModified",
-    "last_modified",
-)  # of files, by fsspec
+VERSIONS = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "last_modified")  # of fsspec
 
 Row = dict[str, Any] | ValueError  # a row that cannot be read is an error that names its place
 
@@ -35,12 +25,9 @@ Row = dict[str, Any] | ValueError  # a row that cannot be read is an error that 
 class Source:
     """The rows of a file, or of the files of a folder or pattern in the order of their names: whatever fsspec opens.
 
-    A .txt file has one text per line, in the column `text_column`; in a folder or pattern, each .txt file is one text, and its path
+    A .txt file has one text per line, in the column `text_column`; in a folder or pattern, each is one text, and its path
     is its `id`. Files whose names begin with that of `output` are not read. A `delimiter` of CSV files may be "tab".
-
-    Raises:
-        FileNotFoundError: if there are no such files.
-        UserError: for files of several formats, and without rows.
+    Raises a `FileNotFoundError` if there are no such files, a `UserError` for files of several formats, or without rows.
     """
 
     def __init__(self, source, *, text_column="text", delimiter=None, encoding=None, output: str | Path | None = None):
@@ -54,17 +41,17 @@ class Source:
         found = [path] if self.is_file else self.fs.find(path) if is_folder else self.fs.glob(path)
         if not self.is_file:
             own = os.path.abspath(output or "\0")
-            found = [one for one in found if own not in one and not HIDDEN.search(self.place(one))]
+            found = [one for one in found if own not in one and not re.search(r"(^|/)[._]", self.place(one))]
         kinds = {one: match[1] for one in sorted(found) if (match := SUFFIX.search(one.lower()))}
         if not kinds:
             raise FileNotFoundError(f"{source} is not a {FORMATS} file, and no folder or pattern of these.")
         self.paths, self.kind = list(kinds), next(iter(kinds.values()))
         if len(set(kinds.values())) > 1:
             raise UserError(f"{source} has {', '.join(sorted(set(kinds.values())))} files. Pass files of one format.")
-        self.first = list(islice(self, 100))
-        if not self.first:
-            raise UserError(f"There are no documents in {source}.")
-        self.columns = list(dict.fromkeys(name for row in self.first if isinstance(row, dict) for name in row))
+        first = list(islice(self, 100))
+        self.columns = list(dict.fromkeys(name for row in first if isinstance(row, dict) for name in row))
+        if not self.columns:
+            raise UserError(f"{self.root}/{first[0]}." if first else f"There are no documents in {source}.")
 
     def place(self, path: str) -> str:
         """The name of a file below the folder or pattern."""
@@ -92,7 +79,7 @@ class Source:
                 yield name, ValueError(f"{name} cannot be read, at least not to its end: {one_line(error)}{hint}")
 
     def rows_of(self, file, name: str) -> Iterator[tuple[str, Any]]:
-        """The number and the value of each row of a file that is open in binary; an error for a row that cannot be read."""
+        """The number and the value of each row of a file that is open in binary; an error for one that cannot be read."""
         encoding = self.encoding or "utf-8-sig"
         if self.kind == ".parquet":
             from pyarrow import parquet
@@ -111,17 +98,11 @@ class Source:
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Raises a `UserError` for a column that the first rows do not have."""
-        if not self.columns:
-            raise UserError(str(self.first[0]))
         if problem := missing_columns(self.columns, names):
             raise UserError(f"{self.paths[0]}: {problem}.")
 
-    def count(self) -> int | None:
-        """The number of rows; `None` for remote files, which are not read twice."""
-        return sum(1 for _ in self) if "file" in self.fs.protocol else None
-
     def state(self) -> str:
-        """What changes with the files: their number, their size, and a hash of their names, sizes and times or versions."""
+        """What changes with the files: their number, their size, and a hash of their names and times or versions."""
         self.fs.invalidate_cache()
         infos = {self.place(path): self.fs.info(path) for path in self.paths}
         about = digest([[place, *(str(info.get(key)) for key in VERSIONS)] for place, info in infos.items()])
@@ -136,7 +117,7 @@ def missing_columns(columns: Iterable[str], required: Iterable[str]) -> str | No
 
 
 def json_rows(file, is_whole: bool, encoding: str | None) -> Iterator[tuple[str, Any]]:
-    """The number and the value of each line that is not blank; with `is_whole`, also of an array of rows, or of one row."""
+    """The number and the value of each line that is not blank; with `is_whole`, also of an array of rows, or of one."""
     if is_whole:
         content = file.read()
         value = parse_json(content, encoding)
@@ -158,9 +139,7 @@ def parse_json(content: bytes, encoding: str | None) -> Any:
 
 
 def csv_rows(file: Iterable[str], delimiter: str) -> Iterator[tuple[str, Any]]:
-    """The rows after the header, each after the line on which it ends; an error for one with other fields than the header, or
-    with text after a closing quote. Raises a `ValueError` for two columns of the same name.
-    """
+    """The rows, each after the line on which it ends. Raises a `ValueError` for two columns of the same name."""
     csv.field_size_limit(sys.maxsize)
     reader = csv.DictReader(file, delimiter=delimiter, strict=True)
     names = list(reader.fieldnames or ())
@@ -179,7 +158,7 @@ def csv_rows(file: Iterable[str], delimiter: str) -> Iterator[tuple[str, Any]]:
 
 
 def rows_of_file(paths: str | Path | Sequence[str | Path]) -> Iterator[tuple[str, dict]]:
-    """The place and the value of each row of one or more files, see `Source`. Raises a `UserError` for one that cannot be read."""
+    """The place and the value of each row of files, see `Source`. Raises a `UserError` for one that cannot be read."""
     for path in [paths] if isinstance(paths, (str, Path)) else paths:
         source = Source(path)
         for where, row in source.items():
@@ -189,12 +168,7 @@ def rows_of_file(paths: str | Path | Sequence[str | Path]) -> Iterator[tuple[str
 
 
 def read_jsonl(paths: str | Path | Sequence[str | Path], required: Sequence[str] = ()) -> list[dict]:
-    """The rows of one or more files, see `Source`, which have all `required` columns.
-
-    Raises:
-        FileNotFoundError: if a file does not exist.
-        UserError: if a file is empty, or a row cannot be read or lacks a required column.
-    """
+    """As `rows_of_file`; raises a `UserError` for a row without one of the `required` columns, too."""
     rows = []
     for where, row in rows_of_file(paths):
         if problem := missing_columns(row, required):

@@ -13,21 +13,6 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def write_table(lines: Path, output: Path, suffix: str, types: Mapping) -> None:
-    """Writes a .csv, .tsv or .parquet file, with the rows of a JSON Lines file, which is read twice: first for the columns.
-
-    Arrow types that are not given are inferred. A column of several types, such as numbers and texts, is one of texts.
-    """
-    if suffix == ".parquet":
-        write_parquet(lines, output, types)
-        return
-    names = {name: None for group in groups(lines) for row in group for name in flatten(row) if name != "error"}
-    with output.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [*names, "error"], "", delimiter=DELIMITERS[suffix])
-        writer.writeheader()
-        writer.writerows(flatten(row) for group in groups(lines) for row in group)
-
-
 def groups(lines: Path) -> Iterator[list[dict]]:
     """The rows of a JSON Lines file, in groups that are in memory together."""
     with lines.open("rb") as file:
@@ -36,8 +21,8 @@ def groups(lines: Path) -> Iterator[list[dict]]:
 
 
 def flatten(row: Mapping) -> dict[str, str]:
-    """The cells of a row. Texts of a list are joined by "; ", and so are the first fields of a list of objects; of `keyphrases`
-    those with a score, which are the column `scores`. Other values are JSON. A formula has an apostrophe before it.
+    """The cells of a row. Texts of a list are joined by "; ", and so are the first fields of a list of objects; of
+    `keyphrases` those with a score, which is in `scores`. Other values are JSON. A formula has an apostrophe before it.
     """
     cells = {}
     for name, value in row.items():
@@ -54,8 +39,15 @@ def flatten(row: Mapping) -> dict[str, str]:
     return cells
 
 
-def write_parquet(lines: Path, output: Path, types: Mapping) -> None:
-    """Writes a Parquet file, see `write_table`."""
+def write_table(lines: Path, output: Path, suffix: str, types: Mapping) -> None:
+    """Writes JSON Lines as a .csv, .tsv or .parquet file. Other Arrow types are inferred; that of mixed ones is text."""
+    if suffix in DELIMITERS:
+        names = {name: None for group in groups(lines) for row in group for name in flatten(row) if name != "error"}
+        with output.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, [*names, "error"], "", delimiter=DELIMITERS[suffix])
+            writer.writeheader()
+            writer.writerows(flatten(row) for group in groups(lines) for row in group)
+        return
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 

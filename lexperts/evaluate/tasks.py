@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from keyphrase_tools.phrase_lists import read_phrases
-from run_tools.errors import UserError, join_names, print_error, short_repr
+from run_tools.errors import UserError, print_error, short_repr
 from run_tools.rows import Source
 
 from .compare import compare
@@ -88,9 +88,9 @@ def align(place: str, rows: list[dict], gold_place: str, gold: list[dict], share
         index, wanted = {one: i for i, one in enumerate(ours)}, set(theirs)
         for name, ids in ((place, ours), (gold_place, theirs)):
             if twice := [one for one, count in Counter(ids).items() if count > 1]:
-                raise UserError(f"{name} has two rows of each id of {join_names(twice)}.")
+                raise UserError(f"{name} has two rows of each id of {short_repr(twice)}.")
         if other := sorted(index.keys() ^ wanted):
-            raise UserError(f"{place} and {gold_place} have other rows: only one has the ids {join_names(other)}.")
+            raise UserError(f"{place} and {gold_place} have other rows: only one has the ids {short_repr(other)}.")
         order = [index[one] for one in theirs]
     elif len(rows) != len(gold):
         raise UserError(f"{place} has {len(rows):,} rows, {gold_place} has {len(gold):,}. Score the same rows.")

@@ -44,7 +44,7 @@ def write(path, content):
 )
 def test_the_rows_of_every_format(name, content, options, tmp_path):
     source = Source(write(tmp_path / name, content), **options)
-    assert list(source) == ROWS and source.count() == 2 and source.columns == ["id", "text"]
+    assert list(source) == ROWS and source.columns == ["id", "text"]
 
 
 def test_texts_are_lines_of_a_file_and_files_of_a_folder(tmp_path):
