@@ -20,7 +20,7 @@ def serve(
     context: typer.Context,
     model: Annotated[str | None, typer.Argument(help="Token classifier; by default lexperts-seke-minilm.")] = None,
     host: Annotated[str, about("host", None)] = DEFAULTS["host"],
-    port: Annotated[int, about("port", 0)] = DEFAULTS["port"],
+    port: Annotated[int, typer.Option(min=0, max=65535, help=OPTIONS["port"][1])] = DEFAULTS["port"],
     batch_size: Annotated[int, about("batch_size")] = DEFAULTS["batch_size"],
     max_wait_ms: Annotated[float, about("max_wait_ms", 0)] = DEFAULTS["max_wait_ms"],
     max_queue: Annotated[int, about("max_queue")] = DEFAULTS["max_queue"],
