@@ -71,8 +71,6 @@ def words_of(settings: Mapping[str, Any]) -> list[str]:
     for name, value in settings.items():
         if isinstance(value, list):
             words += [f"--{name}", *map(str, value)]
-        elif value is True:
-            words.append(f"--{name}")
         elif value is not None:
             words.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return words
