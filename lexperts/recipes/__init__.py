@@ -24,6 +24,6 @@ TRAIN = {
     "hypernet-qa": Command("hypernet", "answers", "Train a question-conditioned extractive reader."),
     "moesumm": Command("moesumm", "train", "Fine-tune one summariser for several domains (MoeSumm)."),
     "language": Command(
-        "language", "train", "Fine-tune an expert, or the gates of a mixture, on texts, chats or definitions."
+        "language", "train", "Fine-tune a language model, such as an expert, on texts, chats or definitions."
     ),
 }

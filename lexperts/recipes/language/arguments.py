@@ -8,10 +8,7 @@ from run_tools.errors import UserError
 
 # names of `--train` -> parts of the names of these weights
 PARTS = {"mlp": ".mlp.", "attention": ".self_attn.", "norm": "norm", "linear": "_proj.", "all": ""}
-ROWS = (
-    "a .txt file with a text per line, or JSON Lines with text; with messages; with prompt and completion; or with term, context and "
-    "definition"
-)
+ROWS = "a .txt file with a text per line, or rows with text; messages; prompt, completion; or term, context, definition"
 
 
 @dataclass
@@ -38,7 +35,6 @@ class DataArguments:
 
     train_files: list[str] = required(f"training files: {ROWS}; all of one kind")
     validation_files: list[str] | None = option(None, "held-out rows, whose perplexity is measured at the end")
-    max_rows: int | None = option(None, "use only the first N rows of each split")
 
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments)}

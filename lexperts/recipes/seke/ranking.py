@@ -32,7 +32,7 @@ def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
     config.keyphrase_threshold = config.keyphrase_temperature = config.keyphrase_ranker = config.style_rankers = None
     gold = [file.gold("lexperts", language) for file in files]
     numbers = [number for number, file in enumerate(files) for _ in file.texts]
-    shares = [len(file.texts) ** (1 / (args.mixing_temperature or 1)) for file in files]
+    shares = [len(file.texts) ** (1 / args.mixing_temperature) for file in files]
 
     def read(file: Documents, style: str) -> list:
         block = extract.read(file.texts, batch_size=16, style=style or None)
@@ -58,8 +58,8 @@ def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
 
 
 def score_tests(extract, files: Sequence[Documents]) -> dict[str, dict]:
-    """For each test file, read in its style: precision, recall and F1 of all phrases by both sets of rules, and what `describe_scores`
-    says of those that users see. Files without a name are scored together, as "test".
+    """For each test file, read in its style: the scores of all phrases by both sets of rules, and what `describe_scores` says of
+    those that users see. Files without a name are scored together, as "test".
     """
     names, language, results = [file.name or "test" for file in files], extract.language, {}
     phrases = [extract(file.texts, batch_size=16, style=file.style or None, top_k=None) for file in files]
