@@ -23,7 +23,5 @@ TRAIN = {
     "hypernet-classes": Command("hypernet", "classes", "Train a title-conditioned text classifier."),
     "hypernet-qa": Command("hypernet", "answers", "Train a question-conditioned extractive reader."),
     "moesumm": Command("moesumm", "train", "Fine-tune one summariser for several domains (MoeSumm)."),
-    "language": Command(
-        "language", "train", "Fine-tune a language model, such as an expert, on texts, chats or definitions."
-    ),
+    "language": Command("language", "train", "Fine-tune an expert, or any Llama, on texts, chats or definitions."),
 }

@@ -31,11 +31,7 @@ class ColumnArguments:
 
 
 def load_splits(args, required: Sequence[str] = (), read: Callable[..., list[dict]] | None = None) -> Rows:
-    """The rows of each split of `SplitArguments`. Raises a `UserError` without training rows or a required column.
-
-    Args:
-        read: reads files, in place of `read_jsonl`.
-    """
+    """The rows of each split; `read` reads files, by default `read_jsonl`. Raises a `UserError` without training rows or a column."""
     from run_tools.jsonl import read_jsonl
     from run_tools.rows import missing_columns
 

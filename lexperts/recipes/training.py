@@ -66,11 +66,8 @@ def last_checkpoint(folder: str | Path) -> str | None:
 
 
 class RecipeTrainer(Trainer):
-    """The stock Trainer, which stops at weights that are not finite, and can train a part of them at another rate.
-
-    Args:
-        part, part_rate: parameters, and their learning rate.
-        sampler: a PyTorch sampler that draws the training rows.
+    """The stock Trainer, which stops at weights that are not finite. Parameters in `part` have the learning rate `part_rate`, and a
+    PyTorch `sampler` draws the training rows.
     """
 
     def __init__(self, *args, part: Iterable[nn.Parameter] = (), part_rate=None, sampler=None, **kwargs):

@@ -27,7 +27,6 @@ from keyphrase_tools.words import stem_phrase
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
     DataCollatorForPrompts,
-    ExhirdCausalConfig,
     ExhirdConfig,
     ExhirdForCausalLM,
     ExhirdForKeyphraseGeneration,
@@ -99,8 +98,8 @@ def changed(args: ModelArguments, *without: str) -> dict:
 def make_decoder(model_args: ModelArguments, data_args: DataArguments, rows: Rows):
     """A pretrained decoder, tokenized splits, and their collator."""
     tokenizer = open_tokenizer(resolve_backbone(model_args.backbone))
-    length = data_args.max_source_length or ExhirdCausalConfig.max_source_length
-    options = changed(model_args, "backbone") | {"max_source_length": length}
+    length = {"max_source_length": data_args.max_source_length} if data_args.max_source_length else {}
+    options = changed(model_args, "backbone") | length
     model = ExhirdForCausalLM.from_backbone(model_args.backbone, tokenizer, **options)
     splits = tokenize(rows, tokenize_prompts, tokenizer=tokenizer, config=model.config, max_length=data_args.max_length)
     return model, splits, DataCollatorForPrompts(tokenizer, answers_only=True)

@@ -45,9 +45,8 @@ class ViterbiTrainer(RecipeTrainer):
 def make_rows(documents: dict[str, dict], tokenizer, id2label: dict, language: str | None):
     """The rows of training and validation, and the metrics of the latter."""
     windows = tokenize_documents(documents["train"], tokenizer, title_as="meta", language=language)
-    count = len(documents["train"]["text"])
+    count, validation = len(documents["train"]["text"]), documents["validation"]
     print(f"train: {count:,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
-    validation = documents["validation"]
     metrics = ExtractionMetrics(
         validation["text"], validation["keyphrases"], tokenizer, id2label, titles=validation["title"], spans=True,
         thresholds=(None, *THRESHOLDS), language=language,

@@ -31,10 +31,7 @@ def load_rows(split: str, paths: list[str], tokenizer, max_length: int) -> tuple
     """The rows of a split, and whether they are texts, which are joined; prints how many there are, and how many are left out.
 
     Of a chat each turn of the assistant is a row, with a loss on this turn. Rows of definitions that are longer than `max_length`
-    are left out: cut, they would teach the wrong thing.
-
-    Raises:
-        UserError: for rows of several kinds, and if none is left.
+    are left out: cut, they would teach the wrong thing. Raises a `UserError` for rows of several kinds, and if none is left.
     """
     rows: list[dict] = []
     first: tuple[str, ...] = ()

@@ -23,10 +23,8 @@ def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
 
     A file of n documents has a share in proportion to n^(1/T), as in training. For the ranker of a style the documents of its
     files are read with this style, and all other files have a small share (`OTHER_STYLES`), so that few documents suffice. Styles of
-    `--as-noun-phrases` have no part in the ranker without a style.
-
-    Returns:
-        A pipeline that ranks by them, and its F1@10 on the validation documents, mean over the files.
+    `--as-noun-phrases` have no part in the ranker without a style. Returns a pipeline that ranks by them, and its F1@10 on the
+    validation documents, mean over the files.
     """
     config, language = extract.model.config, extract.language
     config.keyphrase_threshold = config.keyphrase_temperature = config.keyphrase_ranker = config.style_rankers = None

@@ -70,9 +70,8 @@ def freeze_layers(backbone: Any, number: int) -> None:
     layers = next((module for name, module in lists if "." not in name.removeprefix("encoder.")), nn.ModuleList())
     if number > len(layers):
         raise UserError(f"--frozen-layers {number} exceeds the {len(layers)} layers of the backbone.")
-    for module in (backbone.get_input_embeddings(), getattr(backbone, "embeddings", None), *layers[:number]):
-        if module is not None:
-            module.requires_grad_(False)
+    for module in (getattr(backbone, "embeddings", backbone.get_input_embeddings()), *layers[:number]):
+        module.requires_grad_(False)
 
 
 def add_lora(model, tokenizer, training_args):
