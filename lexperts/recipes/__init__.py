@@ -1,7 +1,7 @@
 """The trainings of `lexperts train`: `lexperts train seke minilm_cpu --train-files train.jsonl`.
 
-One package per system. Each has `arguments.py` (the options, without importing torch), one script per training with a function
-`train`, and its configurations as YAML files.
+One package per system. Each has `arguments.py` (the options, without importing torch), one script per training with a
+function `train`, and its configurations as YAML files.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Rows of training, validation and test, from files or the Hub. Imports neither torch nor datasets before they are read."""
+"""Rows of training, validation and test, from files or the Hub. Imports torch and datasets only to read them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ColumnArguments:
 
 
 def load_splits(args, required: Sequence[str] = (), read: Callable[..., list[dict]] | None = None) -> Rows:
-    """The rows of each split; `read` reads files, by default `read_jsonl`. Raises a `UserError` without training rows or a column."""
+    """The rows of each split, of files by `read` or `read_jsonl`. Raises a `UserError` without them or a column."""
     from run_tools.jsonl import read_jsonl
     from run_tools.rows import missing_columns
 
@@ -50,7 +50,7 @@ def load_splits(args, required: Sequence[str] = (), read: Callable[..., list[dic
 
 
 def load_documents(args) -> Rows:
-    """Rows with `title` (`None` if there is none), `text` and `keyphrases`, whatever the names and forms in the files are."""
+    """Rows with `title` (`None` if there is none), `text` and `keyphrases`, whatever they are called."""
     from keyphrase_tools.phrase_lists import labelled_row, read_labelled
 
     names = {"text_column": args.text_column, "keyphrases_column": args.keyphrases_column}

@@ -1,4 +1,4 @@
-"""What the trainings share: a run that continues after an interruption, the stock Trainer with two additions, what is saved."""
+"""What the trainings share: a run that can be continued, the stock Trainer with a few additions, what is saved."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,8 +18,9 @@ from run_tools.versions import package_versions
 ARGUMENTS, RESULTS = "arguments.yml", "results.json"
 # options on which the result does not depend
 FREE = {
-    "output_dir", "logging_steps", "logging_strategy", "report_to", "run_name", "disable_tqdm", "log_level", "push_to_hub",
-    "hub_model_id", "hub_token", "hub_private_repo", "per_device_eval_batch_size", "dataloader_num_workers", "save_total_limit",
+    "output_dir", "logging_steps", "logging_strategy", "report_to", "run_name", "disable_tqdm", "log_level",
+    "push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "per_device_eval_batch_size",
+    "dataloader_num_workers", "save_total_limit",
 }  # fmt: skip
 
 
@@ -28,8 +29,8 @@ class CompleteRunError(Exception):
 
 
 def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
-    """Writes the options of a run and the hashes of its files to `arguments.yml` in its folder, or compares them with those there ->
-    its last complete checkpoint. Raises a `UserError` for a run of other options or with other files, and a `CompleteRunError`.
+    """Writes the options of a run and the hashes of its files to `arguments.yml` in its folder, or compares them with it
+    -> the last complete checkpoint. Raises a `UserError` for other options or files, and a `CompleteRunError`.
     """
     folder = Path(training_args.output_dir)
     hashes = {str(path): sha256_of(path) for path in data_files(given)}
@@ -52,7 +53,7 @@ def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
 
 
 def data_files(given: Mapping) -> list[Path]:
-    """The files that options such as `train_files` name, also as NAME=FILE, and those of `datasets`, also in folders."""
+    """The files that options such as `train_files` name, also as NAME=FILE, and those of `datasets`, in folders too."""
     named = [value for name, value in given.items() if name.endswith(("_files", "datasets"))]
     places = [Path(place.rpartition("=")[2]) for places in named for place in places]
     inside = [path for place in places if place.is_dir() for path in sorted(place.glob("*.jsonl"))]
@@ -66,8 +67,8 @@ def last_checkpoint(folder: str | Path) -> str | None:
 
 
 class RecipeTrainer(Trainer):
-    """The stock Trainer, which stops at weights that are not finite. Parameters in `part` have the learning rate `part_rate`, and a
-    PyTorch `sampler` draws the training rows.
+    """The stock Trainer, which stops at weights that are not finite. Parameters in `part` have the learning rate
+    `part_rate`, and a PyTorch `sampler` draws the training rows.
     """
 
     def __init__(self, *args, part: Iterable[nn.Parameter] = (), part_rate=None, sampler=None, **kwargs):
@@ -95,7 +96,7 @@ class RecipeTrainer(Trainer):
 class StopAtNaN(TrainerCallback):
     """Raises a `FloatingPointError` before an evaluation or a checkpoint if a weight is not finite.
 
-    Gradient clipping turns one gradient that is not finite into NaN in all weights, and the Trainer goes on with a loss of 0.
+    Gradient clipping turns one gradient that is not finite into NaN in all weights, and the Trainer continues.
     """
 
     def on_step_end(self, args, state, control, model, **kwargs):
@@ -112,8 +113,8 @@ class StopAtNaN(TrainerCallback):
 
 
 def fit(trainer: Trainer, checkpoint: str | None) -> None:
-    """Trains, from a checkpoint if there is one. From one after which training has ended, it only loads the weights: the stock
-    Trainer would train one more step before it looks.
+    """Trains, from a checkpoint if there is one. From one after which training has ended, it only loads the weights:
+    the stock Trainer would train one more step before it looks.
     """
     args = trainer.args
     planned = args.max_steps, args.num_train_epochs

@@ -113,7 +113,8 @@ def test_lora_ends_in_a_checkpoint_for_both_pipelines(backbone, tmp_path, capsys
     for split in ("train", "validation", "test"):  # a folder is opened by the same call as a Hub id
         write_rows(tmp_path / "data" / f"{split}.jsonl", german)
     argv = [*FAST, "--backbone", backbone, "--dataset-name", tmp_path / "data", "--num-train-epochs", 2]
-    argv += ["--text-column", "document", "--keyphrases-column", "gold", "--language", "german", "--use-rnn", "false", "--mixing-temperature", 2]
+    argv += ["--text-column", "document", "--keyphrases-column", "gold", "--language", "german", "--use-rnn", "false"]
+    argv += ["--mixing-temperature", 2]
     train("minilm_cpu", *argv, "--output-dir", tmp_path / "out")
     assert "train: 12 windows of 12 documents; 16 of 24 keyphrases" in capsys.readouterr().out
     assert len([entry for entry in results_of(tmp_path / "out")["log"] if "eval_f1@10" in entry]) == 2

@@ -2,14 +2,14 @@
 
     lexperts train exhird bigru_paper --dataset-name midas/kp20k --output-dir runs/bigru
     lexperts train exhird warm_cpu --train-files train.jsonl --test-files test.jsonl --output-dir runs/warm
-    lexperts train exhird smollm2_cpu --train-files train.jsonl --validation-files validation.jsonl --output-dir runs/smollm2
+    lexperts train exhird smollm2_cpu --train-files train.jsonl --output-dir runs/smollm2
 
-Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. A pretrained --backbone may
-be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. A pretrained --backbone
+may be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt.
 "--lr-scheduler-type reduce_lr_on_plateau" is the reference's schedule.
 
-The output folder contains the best model by validation loss, with its code and pipeline. results.json has the scores of the test
-documents by ExHiRD's convention: of present and absent keyphrases, and the share of generated phrases that repeat an earlier one.
+The output folder contains the best model by validation loss, with its code and pipeline. results.json has the scores by
+ExHiRD's convention: of present and absent keyphrases, and the share of generated phrases that repeat an earlier one.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ FEATURES = Features({"title": Value("string"), "text": Value("string"), "keyphra
 
 
 def is_decoder(backbone: str) -> bool:
-    """Whether a backbone is a decoder, such as a Llama, by its configuration. BERT's could be one, but is an encoder."""
+    """Whether a backbone is a decoder, such as a Llama, by its configuration. BERT could be one, but is an encoder."""
     config = open_config(resolve_backbone(backbone))
     causal, masked = (type(config) in kind for kind in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING))
     return causal and not masked and not config.is_encoder_decoder

@@ -3,8 +3,8 @@
     lexperts train hypernet-qa squad_cpu --train-files train.jsonl --test-files validation.jsonl
     lexperts train hypernet-qa squad_paper --dataset-name rajpurkar/squad_v2
 
-Files have SQuAD's columns: question, context and answers. The output folder contains the model with its code and pipeline;
-results.json has SQuAD's exact match and F1.
+Files have SQuAD's columns: question, context and answers. The output folder contains the model with its code and
+pipeline; results.json has SQuAD's exact match and F1.
 """
 
 from datasets import Dataset
@@ -33,7 +33,7 @@ def score(answer, split: str, rows: list[dict], windows: dict) -> dict:
 
 
 def train(model_args: ModelArguments, data_args: QuestionDataArguments, training_args, checkpoint) -> None:
-    """Trains, scores and saves a model. The validation split of a data set on the Hub is used for testing, as for SQuAD."""
+    """Trains, scores and saves a model. Of a data set on the Hub the validation split is for testing, as of SQuAD."""
     rows = load_splits(data_args, COLUMNS)
     if data_args.dataset_name:
         rows = {"train": rows["train"], "test": rows["validation"]}

@@ -21,7 +21,7 @@ from .models import build_model, fit_model
 
 
 def load_texts(args: ClassificationDataArguments) -> tuple[Rows, list[str]]:
-    """Rows of each split, with classes as numbers, and their names. Raises a `UserError` for a class without training rows."""
+    """Rows of each split, with classes as numbers, and their names. Raises a `UserError` for an unknown class."""
     rows, label = load_splits(args, (args.text_column, args.label_column)), args.label_column
     kinds = sorted({type(row[label]).__name__ for row in rows["train"]})
     if len(kinds) > 1 or kinds[0] not in ("str", "int", "float", "bool"):

@@ -3,12 +3,12 @@
     lexperts train hypernet-keyphrases inspec_cpu --train-files train.jsonl --test-files test.jsonl
     lexperts train hypernet-keyphrases keyphrases_paper --dataset-name midas/inspec
 
-Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder contains
-the best model with its code and pipeline.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder
+contains the best model with its code and pipeline.
 
-results.json has the scores of every epoch and of the test set. "paths" is the phrase-level micro F1 of the most likely label
-sequences, as in the paper. "spans" is the same with the probability threshold that is best on the validation documents, if a
-threshold improves F1 there. "lexperts" and "seke" are F1@5 and F1@10 with this threshold, by two sets of scoring rules.
+results.json has the scores of every epoch and of the test set. "paths" is the phrase-level micro F1 of the most likely
+label sequences, as in the paper. "spans" is the same with the threshold that is best on validation documents, if one
+improves F1 there. "lexperts" and "seke" are F1@5 and F1@10 with this threshold, by two sets of scoring rules.
 """
 
 import numpy as np

@@ -22,7 +22,7 @@ def build_model(model_class, args: ModelArguments, max_length: int, seed: int, *
 
 
 def fit_model(model, tokenizer, args: ModelArguments, training_args, rows: dict, checkpoint: str | None, **options):
-    """Trains a model on the rows of the splits, the backbone at a rate of its own -> the Trainer, of the class `kind`."""
+    """Trains a model on the rows of the splits, its backbone at another rate -> the Trainer, of the class `kind`."""
     collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)  # labels of words are validated
     if args.cache_states and model.config.freeze_backbone:
         states = Path(training_args.output_dir) / "states"

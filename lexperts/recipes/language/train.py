@@ -1,12 +1,12 @@
 """Fine-tunes an expert of a mixture, or any dense model, on texts, chats or definitions, by trl's SFTTrainer.
 
     lexperts train language smollm2 --train-files radiology.jsonl --output-dir experts/radiology
-    lexperts train language smollm2 --train-files radiology.jsonl --lora-r 16 --keep-adapter --output-dir experts/radiology
+    lexperts train language smollm2 --train-files radiology.jsonl --lora-r 16 --keep-adapter --output-dir adapter
     lexperts train language definitions_smollm2 --train-files train.jsonl --validation-files validation.jsonl
 
-By default only the MLPs are trained: what all experts share stays the base's, so merging changes nothing that is not routed. The
-output is a dense model that `lexperts merge compose` reads; with --keep-adapter an adapter of it. results.json has the
-perplexity of the validation rows.
+By default only the MLPs are trained: what all experts share stays the base's, so merging changes nothing that is not
+routed. The output is a dense model that `lexperts merge compose` reads; with --keep-adapter an adapter of it.
+results.json has the perplexity of the validation rows.
 """
 
 import math
@@ -89,9 +89,9 @@ def write_card(args: ModelArguments, folder: Path) -> None:
     base, title = published_name(args.model_name_or_path), folder.resolve().name
     trained = "a LoRA adapter of the MLPs was" if args.keep_adapter else f"the weights of {args.train} were"
     metadata = {
-        "license": read_license(Path(resolve_model(args.model_name_or_path))), "base_model": base if is_hub_id(base) else None,
+        "license": read_license(Path(resolve_model(args.model_name_or_path))), "tags": ["lexperts", "merge"],
         "library_name": "peft" if args.keep_adapter else "transformers", "pipeline_tag": "text-generation",
-        "tags": ["lexperts", "merge"],
+        "base_model": base if is_hub_id(base) else None,
     }  # fmt: skip
     write_file(folder / "README.md", join_card(metadata, CARD.format(title=title, base=base, trained=trained)))
 
@@ -107,8 +107,8 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
             if is_text:  # windows of joined texts
                 training_args.packing, training_args.packing_strategy = True, "wrapped"
     trainer = SFTTrainer(
-        model, training_args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=tokenizer,
-        peft_config=choose_weights(model, model_args), callbacks=[StopAtNaN()],
+        model, training_args, train_dataset=splits["train"], eval_dataset=splits.get("validation"),
+        processing_class=tokenizer, peft_config=choose_weights(model, model_args), callbacks=[StopAtNaN()],
     )  # fmt: skip
     rows = trainer.train_dataset["input_ids"]
     full = 0 if training_args.packing else sum(len(ids) == length for ids in rows)

@@ -13,7 +13,7 @@ from .arguments import DOCUMENTS, SUMMARIES, DataArguments
 
 
 def load_rows(args: DataArguments, seed: int) -> dict[str, Dataset]:
-    """Rows of the splits "train" and, if there are any, "validation", with `document`, `summary` and `dataset`; prints how many."""
+    """Rows of "train" and perhaps "validation", with `document`, `summary` and `dataset`; prints how many."""
     splits: dict[str, list[Dataset]] = {"train": [], "validation": []}
     pairs = [given.partition("=")[::2] for given in args.datasets]
     for name, place in pairs:
@@ -53,7 +53,7 @@ def read_splits(place: str) -> dict[str, list[dict] | Dataset]:
 
 
 def keep_complete(rows: list[dict] | Dataset, name: str, place: str, args: DataArguments) -> Dataset:
-    """The rows that have both texts, with the columns `document`, `summary` and `dataset`. Lists of sentences are joined."""
+    """The rows that have both texts, as `document`, `summary` and `dataset`. Lists of sentences are joined."""
     document = find_column(rows[0], args.document_column, DOCUMENTS, "document", place)
     summary = find_column(rows[0], args.summary_column, SUMMARIES, "summary", place)
 

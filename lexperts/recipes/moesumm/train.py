@@ -4,9 +4,9 @@ r"""Fine-tunes one summariser on several data sets, or a trained one on a few ro
     lexperts train moesumm --model-name-or-path runs/moesumm --datasets chat=data/chat --few-shot-rows 10 --seed 1 \
         --max-steps 100 --learning-rate 1e-3 --output-dir runs/chat-10-1
 
-All weights are trained; with --train deputies only deputies and selectors, and with --lora-r also LoRA on the backbone's
-attention. A trained MoeSumm gets a selector for each new data set; of it only deputies and selectors are trained, unless
---train all is given. Documents and summaries that are too long are truncated and counted.
+All weights are trained; with --train deputies only deputies and selectors, and with --lora-r these and LoRA on the
+backbone's attention. A trained MoeSumm gets a selector for each new data set; of it only deputies and selectors are
+trained, unless --train all is given. Documents and summaries that are too long are truncated and counted.
 """
 
 import warnings
@@ -54,7 +54,7 @@ class BackboneTrainer(RecipeTrainer):
 
 
 def load_model(args: ModelArguments, config, names: list[str]):
-    """A stock model for the variant backbone, else a new MoeSumm, or a trained one, with selectors for these data sets."""
+    """A stock model for the variant backbone, else a MoeSumm, new or trained, with selectors for these data sets."""
     path, seq2seq = args.model_name_or_path, config.is_encoder_decoder
     cls = MoeSummForConditionalGeneration if seq2seq else MoeSummForCausalLM
     fields = {field: value for field in (*LOSSES, *STRUCTURE) if (value := getattr(args, field)) is not None}
@@ -75,7 +75,7 @@ def load_model(args: ModelArguments, config, names: list[str]):
 
 
 def choose_weights(model, args: ModelArguments, trained: bool):
-    """The model with the weights to train: all, or deputies with selectors, or LoRA beside these or in a stock model."""
+    """The model with the weights to train: all, or deputies and selectors, or LoRA beside these or in a stock model."""
     if args.lora_r is None:
         if (args.train or ("deputies" if trained else "all")) == "deputies":
             model.freeze_all_but_deputies()

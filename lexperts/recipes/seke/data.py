@@ -1,4 +1,4 @@
-"""The documents of a training: files of several styles, how often each is drawn, and when the model is told the style."""
+"""The documents of a training: files of several styles, how often each is drawn, and when a style is hidden."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ SORTED_BATCHES = 32  # rows of as many batches are sorted by length together
 
 @dataclass
 class Documents:
-    """The documents of a file: texts with their titles, and the keyphrases of each; `name` is NAME:STYLE of NAME:STYLE=FILE."""
+    """The documents of a file: texts with titles, and their keyphrases; `name` is NAME:STYLE of NAME:STYLE=FILE."""
 
     source: str
     name: str
@@ -67,7 +67,7 @@ def load_unlabelled(args: DataArguments) -> list[Documents]:
 
 
 def make_windows(files: Sequence[Documents], tokenizer, styles: Sequence[str], language: str | None, seed: int) -> dict:
-    """The rows of `tokenize_documents` with the number of each one's `file` and, if the model has styles, `style_ids`, 0 for none.
+    """The rows of `tokenize_documents` with the number of the `file` and, for a model with styles, `style_ids`, 0 for none.
     Texts without labels have `UNLABELLED` at words, and each window one of the styles or none at random.
     """
     windows: dict[str, list] = defaultdict(list)
@@ -87,10 +87,10 @@ def make_windows(files: Sequence[Documents], tokenizer, styles: Sequence[str], l
 
 
 class MixtureSampler(Sampler[int]):
-    """Draws rows with replacement so that file f of n_f documents has the share n_f^(1/T) / sum n^(1/T)   (Arivazhagan et al. 2019).
+    """Draws rows with replacement; a file of n documents has the share n^(1/T) / sum n^(1/T)   (Arivazhagan et al. 2019)
 
-    `files` has the file of each row, `documents` the n_f, `lengths` the sub-tokens of each row. Rows of similar length come together,
-    in batches of random order. The draws of an epoch depend only on its number and the seed.
+    `files` has the file of each row, `documents` the n, `lengths` the sub-tokens of each row. Rows of similar length come
+    together, in batches of random order. The draws of an epoch depend only on its number and the seed.
     """
 
     def __init__(self, files, documents, lengths, *, temperature: float, num_rows: int, batch_size: int, seed: int):
@@ -119,7 +119,7 @@ class MixtureSampler(Sampler[int]):
 
 
 def hide_styles(rows: list[dict], collator, share: float, kept: Sequence[int] = ()) -> dict[str, torch.Tensor]:
-    """The batch of a collator, with the style of a share of the rows set to 0, none, but for the styles that are `kept`."""
+    """The batch of a collator, with the style of a share of the rows set to 0 (none), except for styles in `kept`."""
     batch = collator(rows)
     if "style_ids" in batch and share:
         hidden = (torch.rand(len(rows)) < share) & ~torch.isin(batch["style_ids"], torch.tensor(kept, dtype=torch.long))

@@ -1,7 +1,7 @@
-"""A small SEKE that imitates a large one: what it starts from, and the Trainer that compares the two   (Hinton et al. 2015).
+"""A small SEKE that imitates a large one: its start, and the Trainer that compares the two   (Hinton et al. 2015).
 
-The student has the teacher's tokenizer, labels and styles. Its embeddings are the teacher's, projected to its width by their
-principal components; everything else is new.
+The student has the teacher's tokenizer, labels and styles. Its embeddings are the teacher's, projected to its width by
+their principal components; everything else is new.
 """
 
 from typing import Any
@@ -26,12 +26,12 @@ def principal_components(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def new_student(teacher: SekeForTokenClassification, args: ModelArguments, head: dict) -> SekeForTokenClassification:
-    """A new model over a BERT of `--student-layers` layers of `--student-hidden-size`, which is at most the teacher's."""
+    """A new model over a BERT of `--student-layers` layers of `--student-hidden-size`, at most the teacher's."""
     size, source = args.student_hidden_size, teacher.config
     embeddings: Any = teacher.backbone.get_input_embeddings()
     text_config = BertConfig(
-        vocab_size=embeddings.num_embeddings, pad_token_id=embeddings.padding_idx, hidden_size=size, intermediate_size=4 * size,
-        num_hidden_layers=args.student_layers, num_attention_heads=max(size // 32, 1),
+        vocab_size=embeddings.num_embeddings, pad_token_id=embeddings.padding_idx, hidden_size=size,
+        intermediate_size=4 * size, num_hidden_layers=args.student_layers, num_attention_heads=max(size // 32, 1),
         max_position_embeddings=source.text_config.max_position_embeddings,
         attention_probs_dropout_prob=args.attention_dropout or 0.0,
     )  # fmt: skip
@@ -49,9 +49,10 @@ def new_student(teacher: SekeForTokenClassification, args: ModelArguments, head:
 
 
 class DistillationTrainer(RecipeTrainer):
-    """L = a KL(p_T || p_S) + (1 - a) CE(labels, p_S), over the first sub-tokens of words   (Hinton et al. 2015, Sect. 2, at temperature 1)
+    """L = a KL(p_T || p_S) + (1 - a) CE(labels, p_S)   (Hinton et al. 2015, Sect. 2, at temperature 1)
 
-    p_T are the teacher's probabilities, a is `weight`. Words without labels have the first term only.
+    A mean over first sub-tokens of words; those without labels have the first term only. p_T are the teacher's
+    probabilities, a is `weight`.
     """
 
     def __init__(self, *args, teacher: SekeForTokenClassification, weight: float = 0.8, **kwargs):
@@ -61,9 +62,7 @@ class DistillationTrainer(RecipeTrainer):
 
     @torch.no_grad()
     def ask_teacher(self, inputs: dict[str, torch.Tensor], words: torch.Tensor) -> torch.Tensor:
-        """The teacher's logits `(n, C)` of the n `words` `(B, S)` of a batch, which is padded on the right. They are kept, in
-        float16, since a student reads a row several times.
-        """
+        """The teacher's logits `(n, C)` of the n `words` `(B, S)` of a batch, padded on the right; kept in float16."""
         ids, starts = inputs["input_ids"].cpu().numpy(), words.cpu().numpy()
         styles = inputs["style_ids"].tolist() if "style_ids" in inputs else [0] * len(ids)
         columns = zip(styles, inputs["attention_mask"].sum(1).tolist(), ids, starts, strict=True)

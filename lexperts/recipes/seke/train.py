@@ -3,10 +3,10 @@
     lexperts train seke minilm_cpu --train-files train.jsonl --test-files test.jsonl
     lexperts train seke deberta_paper --dataset-name midas/inspec --output-dir runs/inspec
     lexperts train seke minilm_cpu --train-files train.jsonl --start-from runs/kp20k                # a second stage
-    lexperts train seke distill --teacher default --train-files train.jsonl --unlabelled-files texts.jsonl   # a small model
+    lexperts train seke distill --train-files train.jsonl --unlabelled-files texts.jsonl            # a small model
 
-Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder contains the
-best model with its code, its pipeline and its model card, and results.json with the scores of every epoch.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder
+contains the best model with its code, its pipeline and its model card, and results.json with the scores of every epoch.
 """
 
 from functools import partial
@@ -86,7 +86,7 @@ def add_lora(model, tokenizer, training_args):
 
 
 def check_files(files: Files, styles: list[str], language: str | None) -> None:
-    """Raises an error for a style that the model does not have, and for files of validation and tests without a usable keyphrase."""
+    """Raises an error for a style that the model does not have, and for evaluation without a usable keyphrase."""
     for file in sum(files.values(), []):
         if file.style not in ("", *styles):
             raise UserError(f"{file.source}: the model has no style {file.style!r}. Its styles: {styles}.")
@@ -126,7 +126,7 @@ def make_trainer(model, teacher, tokenizer, files: Files, args: ModelArguments, 
 
 
 def fit_scores(extract, files: Files, tagger, data_args: DataArguments, seed: int, results: dict):
-    """Fits a ranker or a temperature on the validation documents, notes it in the results, and returns the pipeline that uses it."""
+    """Fits a ranker or a temperature on the validation documents, notes it in the results, and returns its pipeline."""
     if data_args.fit_ranker:
         if tagger is not None:
             results["word_classes"] = add_word_classes(extract, columns(files["train"])[0], tagger, seed)

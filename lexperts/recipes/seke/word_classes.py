@@ -1,4 +1,4 @@
-"""A spaCy tagger as a teacher: which words are nouns, for the ranker, and which keyphrases are noun phrases, for models without a style."""
+"""A spaCy tagger as a teacher: which words are nouns, for the ranker, and which keyphrases are noun phrases."""
 
 import re
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
 
 
 def only_noun_phrases(file: Documents, tagger, language: str | None) -> Documents:
-    """A copy of documents without a style, whose keyphrases are those that are noun phrases of two or more words there."""
+    """A copy of documents without a style, with those keyphrases that are noun phrases of two or more words there."""
     copy = Documents(file.source, file.name, "", [], [])
     read = [read_document(text, i, False, True) for i, text in enumerate(file.texts)]
     for i, (document, classes) in enumerate(zip(read, classes_by_tags(tagger, read), strict=True)):
@@ -51,8 +51,8 @@ def only_noun_phrases(file: Documents, tagger, language: str | None) -> Document
 
 
 def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[str, float]:
-    """Fits a model's word classes to the tags of some of the texts, and saves them in its configuration -> `accuracy` on the words of
-    one text in five, which were not fitted to, and `most_frequent`, that of the most frequent class.
+    """Fits a model's word classes to the tags of some texts, and saves them in its configuration -> `accuracy` on the words
+    of one text in five, which were not fitted to, and `most_frequent`, that of the most frequent class.
     """
     order = np.random.default_rng(seed).permutation(len(texts))[:TEXTS]
     block = extract.preprocess([texts[i] for i in order])
