@@ -29,7 +29,7 @@ class CompleteRunError(Exception):
 
 
 def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
-    """Writes the options of a run and the hashes of its files to `arguments.yml` in its folder, or compares them with it
+    """Writes the options of a run and the hashes of its files to `arguments.yml` in its folder, or compares them
     -> the last complete checkpoint. Raises a `UserError` for other options or files, and a `CompleteRunError`.
     """
     folder = Path(training_args.output_dir)

@@ -67,7 +67,7 @@ def load_unlabelled(args: DataArguments) -> list[Documents]:
 
 
 def make_windows(files: Sequence[Documents], tokenizer, styles: Sequence[str], language: str | None, seed: int) -> dict:
-    """The rows of `tokenize_documents` with the number of the `file` and, for a model with styles, `style_ids`, 0 for none.
+    """The rows of `tokenize_documents` with the number of the `file` and, if there are styles, `style_ids`, 0 for none.
     Texts without labels have `UNLABELLED` at words, and each window one of the styles or none at random.
     """
     windows: dict[str, list] = defaultdict(list)
@@ -87,10 +87,10 @@ def make_windows(files: Sequence[Documents], tokenizer, styles: Sequence[str], l
 
 
 class MixtureSampler(Sampler[int]):
-    """Draws rows with replacement; a file of n documents has the share n^(1/T) / sum n^(1/T)   (Arivazhagan et al. 2019)
+    """Draws rows with replacement; a file of n documents has the share n^(1/T) / sum n^(1/T)  (Arivazhagan et al. 2019)
 
-    `files` has the file of each row, `documents` the n, `lengths` the sub-tokens of each row. Rows of similar length come
-    together, in batches of random order. The draws of an epoch depend only on its number and the seed.
+    `files` has the file of each row, `documents` the n, `lengths` the sub-tokens of each row. Rows of similar length
+    come together, in batches of random order. The draws of an epoch depend only on its number and the seed.
     """
 
     def __init__(self, files, documents, lengths, *, temperature: float, num_rows: int, batch_size: int, seed: int):

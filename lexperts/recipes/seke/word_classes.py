@@ -51,8 +51,8 @@ def only_noun_phrases(file: Documents, tagger, language: str | None) -> Document
 
 
 def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[str, float]:
-    """Fits a model's word classes to the tags of some texts, and saves them in its configuration -> `accuracy` on the words
-    of one text in five, which were not fitted to, and `most_frequent`, that of the most frequent class.
+    """Fits a model's word classes to the tags of some texts, and saves them in its configuration -> `accuracy` on the
+    words of one text in five, which were not fitted to, and `most_frequent`, that of the most frequent class.
     """
     order = np.random.default_rng(seed).permutation(len(texts))[:TEXTS]
     block = extract.preprocess([texts[i] for i in order])
