@@ -33,10 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 
 class OneLineGroup(TyperGroup):
-    """A group of commands that ends with one line for any error, unless `--debug` is given.
-
-    The exit status is 2 for errors that a user can fix, 1 for others, 130 after Ctrl-C.
-    """
+    """A group of commands that ends with one line for any error, unless `--debug` is given, and with status 2 if a user can fix it."""
 
     def main(self, args=None, *more, standalone_mode: bool = True, **options):
         """Runs a command."""

@@ -17,7 +17,6 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="The output folder, whi
 Name = Annotated[str, typer.Option("--expert", help="The expert's name, as shown by `inspect`.")]
 Moved = Annotated[list[str] | None, typer.Option(metavar="NAME=FOLDER", help="Where an expert or base is now. Repeat.")]
 Format = Annotated[str, typer.Option(help="lexicon, gguf, or the family's class, such as mixtral.")]
-Window = Annotated[int, typer.Option(min=2, help="Tokens of a window; longer texts are split.")]
 Domains = Annotated[list[str], typer.Option(metavar="NAME=FILE", help="Texts of a domain, .jsonl or .txt. Repeat.")]
 
 
@@ -167,8 +166,6 @@ def tune(
     steps: Annotated[int, Count(help="Training steps.")] = 200,
     learning_rate: Annotated[float, typer.Option(min=0, max=1, help="Largest learning rate.")] = 1e-3,
     batch_size: Annotated[int, Count(help="Windows of text per step.")] = 8,
-    max_length: Window = 256,
-    holdout: Annotated[float, typer.Option(min=0, max=1, help="Share of each domain's texts to measure on.")] = 0.1,
     seed: Seed = 42,
     device: Device = None,
     as_json: AsJson = False,
@@ -177,9 +174,8 @@ def tune(
 
     Example: lexperts merge tune mixture tuned --domain law=law.jsonl --domain medicine=medicine.jsonl
     """
-    options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
-    options |= {"max_length": max_length, "holdout": holdout, "device": device}
-    result = tools().tune(folder, out, read_pairs("--domain", domain), **options)
+    options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size}
+    result = tools().tune(folder, out, read_pairs("--domain", domain), **options, seed=seed, device=device)
     show(as_json, result, f"{tables.tuning(result)}\nwrote {out}")
 
 
@@ -187,7 +183,6 @@ def tune(
 def evaluate(
     folder: Folder,
     domain: Domains,
-    max_length: Window = 512,
     max_texts: Annotated[int, Count(help="Texts of a domain, spread evenly over its file.")] = 200,
     moved: Moved = None,
     device: Device = None,
@@ -197,26 +192,9 @@ def evaluate(
 
     Example: lexperts merge evaluate mixture --domain law=law_test.jsonl --domain medicine=medicine_test.jsonl
     """
-    options: dict = {"max_length": max_length, "max_texts": max_texts, "device": device}
     domains, sources = read_pairs("--domain", domain), read_pairs("--moved", moved)
-    result = tools().evaluate(folder, domains, sources=sources, **options)
+    result = tools().evaluate(folder, domains, sources=sources, max_texts=max_texts, device=device)
     show(as_json, result, tables.evaluation(result))
-
-
-@app.command()
-def route(
-    folder: Folder,
-    text: Annotated[list[str], typer.Option("--text", help="A text to route. Repeat.")],
-    domain: Annotated[str | None, typer.Option(help="The expert to use, for a domain mixture without a gate.")] = None,
-    as_json: AsJson = False,
-):
-    """Show which experts are selected for each token, layer by layer.
-
-    Example: lexperts merge route mixture --text "a dose of aspirin"
-    """
-    routings = tools().route(folder, text, domain=domain)
-    content = {"experts": routings[0].names, "texts": [routing.to_dict() for routing in routings]}
-    show(as_json, content, tables.routing(content))
 
 
 @app.command()

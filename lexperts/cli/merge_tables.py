@@ -22,8 +22,8 @@ def summary(result: dict[str, Any]) -> str:
         "experts": ", ".join(result["experts"]),
         "parameters": f"{result['parameters']:,}, {result['active_parameters']:,} active per token",
         "size": f"{format_size(result['bytes'])} in {result['tensors']} tensors",
-    } | ({"pushed to": result["pushed_to"]} if "pushed_to" in result else {})
-    return table(content.items())
+    }
+    return table([*content.items(), *([("pushed to", result["pushed_to"])] if "pushed_to" in result else [])])
 
 
 def mixture(result: dict[str, Any]) -> str:
@@ -78,18 +78,6 @@ def evaluation(result: dict[str, Any]) -> str:
         elif kept is None:
             lines.append(f"The expert {name!r} is not better than the base on these texts. Are they of its domain?")
     return "\n".join([table(rows), *lines])
-
-
-def routing(result: dict[str, Any]) -> str:
-    """For each text and router, each expert's share, and the tokens with the number of their first expert."""
-    tables = [table(enumerate(result["experts"]))]
-    for own in result["texts"]:
-        rows: list[tuple] = [("router", *result["experts"], "tokens and their first experts")]
-        for router, experts, shares in zip(own["routers"], own["experts"], own["load"], strict=True):
-            first = (f"{token}:{chosen[0]}" for token, chosen in zip(own["tokens"], experts, strict=True))
-            rows.append((router, *(f"{share:.2f}" for share in shares), " ".join(first)))
-        tables.append(table(rows))
-    return "\n\n".join(tables)
 
 
 def cluster(result: dict[str, Any]) -> str:

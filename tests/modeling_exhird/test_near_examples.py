@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lexperts.cli.keyphrases import app
-from lexperts.near_examples import NearExamples, nearest_first
+from lexperts.near_examples import NearExamples
 from run_tools.errors import UserError
 from run_tools.jsonl import read_lines
 from tests.recipes.lexicon_helpers import save_embedder
@@ -47,15 +47,7 @@ def test_a_document_is_no_example_of_itself():
         ["dog"],
         ["dog", "its own"],
     ]
-
-
-@pytest.mark.parametrize("count", [1, 3, 9])
-def test_nearest_first(count):
-    similarity = np.random.default_rng(0).integers(0, 4, 9).astype(float)
-    similarity[2] = -np.inf
-    expected = [i for i in np.argsort(-similarity, kind="stable").tolist() if i != 2]
-    found = nearest_first(similarity, count)
-    assert len(found) == min(count, 8) and [similarity[i] for i in found] == [similarity[i] for i in expected[:count]]
+    assert NearExamples(rows, embed).add_candidates([]) == []
 
 
 def test_examples_without_keyphrases_are_refused():
