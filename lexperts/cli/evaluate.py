@@ -90,4 +90,4 @@ def evaluate(
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_file(output, json.dumps({"task": task, "files": files, **results}, ensure_ascii=False, indent=1) + "\n")
-    print_result(results, as_json, lambda: format_results(results, baseline))
+    print_result(results, as_json, format_results(results, baseline))
