@@ -24,6 +24,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lexperts.cli import build_app
+from merge_tools import route
 from run_tools.packaged import resolve_model
 
 PIECE = 1500  # characters of a text
@@ -113,8 +114,10 @@ def main(argv: list[str] | None = None) -> None:
     run("merge", "inspect", out / "mixture")
     domains = [word for name, splits in files.items() for word in ("--domain", f"{name}={splits['test']}")]
     run("merge", "evaluate", out / "mixture", *domains)
-    texts = [word for prompt in PROMPTS.values() for word in ("--text", prompt)]
-    run("merge", "route", out / "mixture", *texts)
+    for routing in route(out / "mixture", [*PROMPTS.values()]):
+        first = [routing.names[expert] for expert in routing.experts[..., 0].ravel()]
+        shares = ", ".join(f"{name} {first.count(name) / len(first):.0%}" for name in routing.names)
+        print(f"{routing.text!r} is read by {shares}")
     generate(out / "mixture")
     print(f"\nAll of it took {(time.perf_counter() - start) / 60:.1f} minutes.")
 

@@ -70,11 +70,8 @@ def test_a_difference_ends_with_status_1(folder):
 @pytest.mark.parametrize(
     "arguments, fragments",
     [
-        (["compose", "none.yml", "out"], ["none.yml"]),
         (["compose", "recipe.yml", "experts"], ["experts", "not empty"]),
         (["inspect", "experts/birds"], ["experts/birds", "merge_record.json"]),
-        (["verify", "experts/birds", "--moved", "law"], ["--moved", "law"]),
-        (["evaluate", "experts/birds", "--domain", "a=b", "--domain", "a=c"], ["--domain", "a=c"]),
     ],
 )
 def test_an_error_is_one_line_with_status_2(arguments, fragments, folder):
