@@ -1,40 +1,43 @@
-"""Bootstrap means and intervals against numpy's and scipy's."""
+"""Bootstrap means and intervals against scipy's, and differences of systems."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from lexperts.evaluate import Score, compare
 from lexperts.evaluate.bootstrap import bootstrap_means, confidence_interval
+from lexperts.evaluate.scores import f1_of_means
 
 
-def test_means_are_those_of_drawn_rows():
-    values = np.random.default_rng(1).normal(size=(37, 3))
-    means = bootstrap_means(values, samples=250, seed=3)
-    rng = np.random.default_rng(3)
-    expected = np.stack([values[rng.integers(0, 37, 37)].mean(0) for _ in range(250)])
-    np.testing.assert_allclose(means, expected, atol=1e-12)
-    one = bootstrap_means(values[:, 1], samples=250, seed=3)
-    assert one.shape == (250,)
-    np.testing.assert_allclose(one, means[:, 1], atol=1e-12)
-    paired = bootstrap_means(values[:, :1] + np.array([[0.0, 0.5]]))
+def test_interval_is_that_of_scipy():
+    data = np.random.default_rng(2).normal(size=(37, 2))
+    means = bootstrap_means(data)
+    expected = stats.bootstrap((data[:, 1],), np.mean, n_resamples=2000, method="percentile", rng=0).confidence_interval
+    assert confidence_interval(means[:, 1]) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    paired = bootstrap_means(data[:, :1] + np.array([[0.0, 0.5]]))
     np.testing.assert_allclose(paired[:, 1] - paired[:, 0], 0.5)  # what is added to all rows has no spread
 
 
-@pytest.mark.parametrize("sizes", [(37,), (50, 71, 33)])
-def test_interval_is_that_of_scipy(sizes):
-    rng = np.random.default_rng(2)
-    data = [rng.normal(size=n) for n in sizes]
+def test_a_difference_is_one_only_where_it_is_more_than_chance():
+    rng = np.random.default_rng(0)
+    base = rng.normal(30, 10, 200)
+    better, tie, ratios = base + 1 + rng.normal(0, 2, 200), base + rng.normal(0, 2, 200), rng.uniform(10, 90, (200, 2))
+    other = base + (np.arange(200) == 0)  # in a single row, which a third of the samples lack
 
-    def mean_of_means(*columns, axis=-1):
-        return np.mean([column.mean(axis=axis) for column in columns], axis=0)
+    def of(rows, two=ratios):
+        return [{"mean": Score(rows, ""), "F1": Score(two, "", f1_of_means), "all": Score(rows[:1], "")}]
 
-    expected = stats.bootstrap(data, mean_of_means, n_resamples=2000, method="percentile", rng=0).confidence_interval
-    shared = np.random.default_rng(0)
-    means = np.mean([bootstrap_means(column, seed=shared) for column in data], axis=0)
-    assert confidence_interval(means) == pytest.approx((expected.low, expected.high), abs=1e-12)
-
-
-def test_levels():
-    means = np.arange(1001) / 1000
-    assert confidence_interval(means) == (0.025, 0.975)
-    assert confidence_interval(means, level=0.9) == (0.05, 0.95)
+    systems = {"base": of(base), "better": of(better, ratios + 1), "tie": of(tie, ratios[::-1]), "same": of(base)}
+    results = compare(systems | {"other": of(other), "seeds": of(better) + of(tie)}, "base")
+    found, seeds = results["differences"], results["systems"]["seeds"]["mean"]
+    for metric in ("mean", "F1"):
+        assert found["better"][metric]["p"] == pytest.approx(2 / 2001)
+        assert 0 < found["better"][metric]["low"] < found["better"][metric]["value"]
+        assert found["tie"][metric]["low"] < 0 < found["tie"][metric]["high"] and found["tie"][metric]["p"] > 0.05
+        assert found["same"][metric] == dict.fromkeys(("value", "low", "high"), 0) | {"p": 1}
+    assert found["tie"]["mean"]["p"] == pytest.approx(stats.ttest_rel(tie, base).pvalue, abs=0.03)
+    assert found["other"]["mean"]["p"] == pytest.approx(np.exp(-1), abs=0.05)  # ties count half
+    assert found["better"]["all"].keys() == {"value"}  # a single value has neither interval nor test
+    assert results["systems"]["better"]["F1"]["value"] == pytest.approx(f1_of_means(ratios.mean(0) + 1))
+    assert seeds["runs"] == pytest.approx([better.mean(), tie.mean()])
+    assert (seeds["value"], seeds["sd"]) == pytest.approx((np.mean(seeds["runs"]), np.std(seeds["runs"], ddof=1)))
