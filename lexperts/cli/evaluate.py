@@ -17,7 +17,7 @@ Convention = Literal["seke", "exhird"] | None
 def evaluate(
     task: Annotated[Task, typer.Argument(metavar="TASK", help="What to score.")],
     predictions: Annotated[list[str], typer.Argument(metavar="[NAME=]FILE...", help="Files of one name are its runs.")],
-    references: Annotated[Text, typer.Option(metavar="FILE", help="Rows, joined by id or in order.")] = None,
+    references: Annotated[Text, typer.Option(metavar="FILE", help="Rows with references, by id or in order.")] = None,
     baseline: Annotated[Text, typer.Option(help="The system that others are compared with.")] = None,
     reference_column: Annotated[Text, typer.Option(help="Column of references.")] = None,
     convention: Annotated[Convention, typer.Option(help="How keyphrases are counted; by default seke.")] = None,

@@ -8,16 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from tokenizers import pre_tokenizers
 from transformers import AutoModel, RobertaConfig, RobertaModel, RobertaTokenizer
 
 from keyphrase_tools.metrics import keyphrase_f1
-from lexperts.evaluate import score_answers, score_definitions, score_keyphrases, score_summaries
-from lexperts.evaluate.models import bertscore, mauve, open_bertscore
+from lexperts.evaluate import Score, compare, score_answers, score_definitions, score_keyphrases, score_summaries
+from lexperts.evaluate.models import bertscore, open_bertscore
+from lexperts.evaluate.scores import f1_of_means
 
 PARTS = ("present", "absent")
 WORDS = ["a", "the", "of", "in", "small", "large", "running", "runs", "boats", "boat", "tree", "trees", "3.5", "water,"]
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors/keyphrase_eval.json").read_text())["vectors"]
 
 
 def some_texts(number: int, seed: int) -> list[str]:
@@ -38,9 +39,9 @@ def bert(backbone_config, tiny_tokenizer, tmp_path_factory) -> str:
     return str(folder)
 
 
-def score_pairs(found, gold) -> dict:
+def score_pairs(found, gold, **models) -> dict:
     """The scores of definitions with one reference each."""
-    return score_definitions(found, gold, [{"term": str(i), "context": ""} for i in range(len(gold))])
+    return score_definitions(found, gold, [{"term": str(i), "context": ""} for i in range(len(gold))], **models)
 
 
 def test_bleu_rouge_and_meteor_are_those_of_their_packages():
@@ -70,14 +71,15 @@ def test_meteor_uses_wordnet_where_it_is_installed(monkeypatch):
     assert found.value == pytest.approx(25)  # one match of two words, in one chunk: 0.5 (1 - 0.5)
 
 
-def test_a_definition_has_the_best_reference_of_its_term_and_context():
+def test_a_definition_has_the_best_reference_of_its_term_and_context(bert):
     rows = [("bank", "the bank of a river", "land beside water ."), ("Bank", "The  bank of a river", "a slope of earth"),
             ("bank", "the bank failed", "a firm that lends"), ("oak", "under the oak", "e.g. 3.5 m, or .5 m.")]  # fmt: skip
     sources = [{"term": term, "context": context} for term, context, _ in rows]
     found = ["a slope of earth.", "a firm that lends", "a firm that lends", "eg 3.5 m, or .5 m"]
-    scores = score_definitions(found, [gold for *_, gold in rows], sources)
+    scores = score_definitions(found, [gold for *_, gold in rows], sources, bertscore_model=bert)
     assert scores["ROUGE-L"].rows.tolist() == [100, 25, 100, 100]
     assert scores["BLEU"].rows[3] == pytest.approx(100)  # full stops are left out, except before digits
+    assert (scores["BERTScore"].rows > 99.9).tolist() == [True, False, True, True]
 
 
 def test_rouge_of_summaries_is_that_of_hand_counting():
@@ -91,13 +93,11 @@ def test_bertscore_is_that_of_its_package(bert):
     from bert_score import score
 
     theirs = score(FOUND[:40], GOLD[:40], model_type=bert, num_layers=2)[2].numpy()
-    ours, facts = bertscore(bert, FOUND[:40], [[one] for one in GOLD[:40]])
-    np.testing.assert_allclose(ours, 100 * theirs, atol=1e-3)
-    assert np.ptp(theirs) > 0.01 and "layer 2" in facts
-    best, _ = bertscore(bert, ["", "a boat", " \n"], [["a boat"], ["a tree", "a boat"], ["a"]])
-    assert best == pytest.approx([0, 100, 0], abs=1e-3)
-    found = score_summaries(["a boat"], ["a boat"], bertscore_model=bert)
-    assert found["BERTScore"].value == pytest.approx(100, abs=1e-3)
+    ours = score_summaries(FOUND[:40], GOLD[:40], bertscore_model=bert)["BERTScore"]
+    np.testing.assert_allclose(ours.rows, 100 * theirs, atol=1e-3)
+    assert np.ptp(theirs) > 0.01 and "layer 2" in ours.facts
+    blank = score_summaries(["", " \n"], ["a boat", "a"], bertscore_model=bert)["BERTScore"]
+    assert blank.rows.tolist() == [0, 0]
 
 
 def test_roberta_reads_the_first_word_with_its_space_and_safetensors(tmp_path):
@@ -118,13 +118,13 @@ def test_roberta_reads_the_first_word_with_its_space_and_safetensors(tmp_path):
 
 
 def test_mauve_is_near_100_for_the_same_texts(bert):
-    gold, other = ["", *some_texts(120, 4)], ["a " * (i % 5 + 1) for i in range(120)]
-    same, near, far = (mauve(bert, texts, gold)[0][0] for texts in (gold, some_texts(120, 3), other))
+    gold, other = ["", *some_texts(119, 4)], ["a " * (i % 5 + 1) for i in range(120)]
+    same, near, far = (score_pairs(t, gold, mauve_model=bert)["MAUVE"].value for t in (gold, some_texts(120, 3), other))
     assert same == pytest.approx(100, abs=1e-3) and far < near < 100
 
 
 @pytest.mark.parametrize("vector", [
-    v for v in VECTORS
+    v for v in json.loads((Path(__file__).parents[1] / "vectors/keyphrase_eval.json").read_text())["vectors"]
     if v["convention"] == "exhird" and not v["options"] and not v.get("pred_lines") and any(v["golds"])
     # whose texts have the words of our own tokens, which have no hyphens and slashes
     and not set("-/") & set("".join(v["src"]))
@@ -170,3 +170,29 @@ def test_answers_are_scored_as_by_the_script_of_squad(predicted, gold, exact, f1
     assert (found["exact"], found["F1"]) == pytest.approx((50 * (exact + 1), 50 * (f1 + 1)))
     more = {"HasAns exact": 100, "HasAns F1": 100, "NoAns exact": 100 * exact, "NoAns F1": 100 * f1}
     assert {name: found[name] for name in found if "Ans" in name} == pytest.approx({} if gold else more)
+
+
+def test_a_difference_is_one_only_where_it_is_more_than_chance():
+    rng = np.random.default_rng(0)
+    base = rng.normal(30, 10, 200)
+    better, tie, ratios = base + 1 + rng.normal(0, 2, 200), base + rng.normal(0, 2, 200), rng.uniform(10, 90, (200, 2))
+    other = base + (np.arange(200) == 0)  # in a single row, which a third of the samples lack
+
+    def of(rows, two=ratios):
+        return [{"mean": Score(rows, ""), "F1": Score(two, "", f1_of_means), "all": Score(rows[:1], "")}]
+
+    systems = {"base": of(base), "better": of(better, ratios + 1), "tie": of(tie, ratios[::-1]), "same": of(base)}
+    results = compare(systems | {"other": of(other), "seeds": of(better) + of(tie)}, "base")
+    found, seeds = results["differences"], results["systems"]["seeds"]["mean"]
+    for metric in ("mean", "F1"):
+        assert found["better"][metric]["p"] == pytest.approx(2 / 2001)
+        assert 0 < found["better"][metric]["low"] < found["better"][metric]["value"]
+        assert found["tie"][metric]["low"] < 0 < found["tie"][metric]["high"] and found["tie"][metric]["p"] > 0.05
+        assert found["same"][metric] == dict.fromkeys(("value", "low", "high"), 0) | {"p": 1}
+    assert found["tie"]["mean"]["p"] == pytest.approx(stats.ttest_rel(tie, base).pvalue, abs=0.03)
+    assert found["other"]["mean"]["p"] == pytest.approx(np.exp(-1), abs=0.05)  # ties count half
+    assert found["better"]["all"].keys() == {"value"}  # a single value has neither interval nor test
+    interval = stats.bootstrap((base,), np.mean, n_resamples=2000, method="percentile", rng=0).confidence_interval
+    assert [results["systems"]["base"]["mean"][name] for name in ("low", "high")] == pytest.approx(list(interval))
+    assert seeds["runs"] == pytest.approx([better.mean(), tie.mean()])
+    assert (seeds["value"], seeds["sd"]) == pytest.approx((np.mean(seeds["runs"]), np.std(seeds["runs"], ddof=1)))
