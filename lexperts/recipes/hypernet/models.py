@@ -6,7 +6,6 @@ from transformers import pipeline, set_seed
 
 from modeling_hypernet import CachedEncoderDataset
 from run_tools import loading
-from run_tools.backbones import resolve_backbone
 
 from ..training import RecipeTrainer
 from .arguments import DataArguments, ModelArguments
@@ -21,7 +20,7 @@ def build_model(model_class, args: ModelArguments, seed: int, **options):
 
 def open_tokenizer(backbone: str, max_length: int):
     """The backbone's tokenizer. Its maximum length is saved with it, so pipelines use that of training."""
-    tokenizer = loading.open_tokenizer(resolve_backbone(backbone))
+    tokenizer = loading.open_tokenizer(backbone)
     tokenizer.model_max_length = max_length
     return tokenizer
 

@@ -24,8 +24,8 @@ from merge_tools.record import read_license
 from run_tools.cards import join_card
 from run_tools.errors import UserError
 from run_tools.files import write_file
-from run_tools.loading import open_config, open_with_tokenizer
-from run_tools.packaged import is_hub_id, published_name, resolve_model
+from run_tools.loading import open_config, open_model, open_tokenizer
+from run_tools.packaged import is_hub_id, locate_model, published_name
 
 from ..training import StopAtNaN, fit, write_results
 from .arguments import PARTS, DataArguments, ModelArguments
@@ -69,7 +69,7 @@ class ExpertTrainer(SFTTrainer):
             "a LoRA adapter of the MLPs was" if self.origin.keep_adapter else f"the weights of {self.origin.train} were"
         )
         metadata = {
-            "license": read_license(Path(resolve_model(origin))), "base_model": base if is_hub_id(base) else None,
+            "license": read_license(Path(locate_model(origin))), "base_model": base if is_hub_id(base) else None,
             "library_name": "peft" if self.origin.keep_adapter else "transformers", "pipeline_tag": "text-generation",
             "tags": ["lexperts", "merge"],
         }  # fmt: skip
@@ -83,9 +83,7 @@ def open_base(args: ModelArguments):
     if (kind := open_config(name).model_type) not in FAMILIES:
         raise UserError(f"--model-name-or-path {name}: {kind!r} is not one of {', '.join(sorted(FAMILIES))}.")
     dropout = {} if args.attention_dropout is None else {"attention_dropout": args.attention_dropout}
-    model, tokenizer = open_with_tokenizer(
-        "--model-name-or-path", AutoModelForCausalLM, name, dtype=args.dtype, **dropout
-    )
+    model, tokenizer = open_model(AutoModelForCausalLM, name, dtype=args.dtype, **dropout), open_tokenizer(name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer

@@ -26,7 +26,6 @@ from keyphrase_tools.labels import RULES
 from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.words import check_language
 from modeling_seke import SekeForTokenClassification
-from run_tools.backbones import resolve_backbone
 from run_tools.errors import UserError
 from run_tools.loading import open_model, open_tokenizer
 
@@ -160,7 +159,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
         raise UserError(f"--unlabelled-files {data_args.unlabelled_files[0]} needs --teacher.")
     files = load_files(data_args)
     tagger = open_tagger(data_args.tagger) if data_args.tagger else None
-    tokenizer = open_tokenizer(resolve_backbone(model_args.start_from or model_args.teacher or model_args.backbone))
+    tokenizer = open_tokenizer(model_args.start_from or model_args.teacher or model_args.backbone)
     tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipeline uses the same windows
     teacher = open_model(SekeForTokenClassification, model_args.teacher) if model_args.teacher else None
     set_seed(training_args.seed)
