@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lexperts.cli import build_app
 from merge_tools import route
-from run_tools.packaged import resolve_model
+from run_tools.packaged import locate_model
 
 PIECE = 1500  # characters of a text
 TEXTS = {"test": 16, "train": 200}
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> None:
         options = ("--model-name-or-path", args.base, "--max-steps", args.steps, "--output-dir", out / name)
         run("train", "language", "smollm2", "--train-files", splits["train"], *options)
     experts = [{"source_model": name, "samples": splits["train"].name} for name, splits in files.items()]
-    recipe = {"base_model": resolve_model(args.base), "average": "base", "experts": experts, "gate_mode": "ridge"}
+    recipe = {"base_model": locate_model(args.base), "average": "base", "experts": experts, "gate_mode": "ridge"}
     (out / "recipe.yml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
     shutil.rmtree(out / "mixture", ignore_errors=True)  # of an earlier run
     run("merge", "compose", out / "recipe.yml", out / "mixture")

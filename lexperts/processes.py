@@ -6,17 +6,16 @@ import json
 from zlib import crc32
 
 from run_tools.jsonl import missing_columns
-from run_tools.loading import describe_load_errors, open_pipeline, parse_device
+from run_tools.loading import open_pipeline, parse_device
 from run_tools.processes import prepare_process
 
 DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization", "keyphrase-generation"
 
 
 def open_task(task: str, name: str, device: str | None):
-    """The pipeline of a task. Raises an `OSError` that names --model if it cannot be opened."""
+    """The pipeline of a task. Raises an `OSError` if it cannot be opened."""
     prepare_process()
-    with describe_load_errors("--model", name):
-        return open_pipeline(task, name, device=parse_device(device))
+    return open_pipeline(task, name, device=parse_device(device))
 
 
 def read_text(row: dict, column: str) -> str:

@@ -92,7 +92,7 @@ def test_errors_are_one_line(folder, source, tiny_seke, tiny_tokenizer, tmp_path
         part.save_pretrained(tmp_path / "seke")
     for model, options, message in (
         (str(tmp_path / "seke"), (), "SekeConfig"),
-        ("no/such-model", (), "--model 'no/such-model' could not be opened"),
+        ("no/such-model", (), "'no/such-model' cannot be opened"),
         (folder, ("--text-column", "txt"), "there is no 'txt'"),
     ):
         done = run(source, tmp_path / "out.jsonl", model, *options)

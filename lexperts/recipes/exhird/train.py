@@ -37,7 +37,6 @@ from modeling_exhird import (
 from modeling_exhird.causal_data_exhird import generator_class
 from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.tokenization_exhird import split_document
-from run_tools.backbones import resolve_backbone
 from run_tools.errors import UserError
 from run_tools.loading import open_config, open_tokenizer
 from run_tools.versions import package_versions
@@ -51,7 +50,7 @@ FEATURES = Features({"title": Value("string"), "text": Value("string"), "keyphra
 
 def is_decoder(backbone: str) -> bool:
     """Whether a backbone is a decoder, such as a Llama, by its configuration. BERT could be one, but is an encoder."""
-    config = open_config(resolve_backbone(backbone))
+    config = open_config(backbone)
     causal, masked = (type(config) in kind for kind in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING))
     return causal and not masked and not config.is_encoder_decoder
 
@@ -97,7 +96,7 @@ def changed(args: ModelArguments, *without: str) -> dict:
 
 def make_decoder(model_args: ModelArguments, data_args: DataArguments, rows: Rows):
     """A pretrained decoder, tokenized splits, and their collator."""
-    tokenizer = open_tokenizer(resolve_backbone(model_args.backbone))
+    tokenizer = open_tokenizer(model_args.backbone)
     length = {"max_source_length": data_args.max_source_length} if data_args.max_source_length else {}
     options = changed(model_args, "backbone") | length
     model = ExhirdForCausalLM.from_backbone(model_args.backbone, tokenizer, **options)
@@ -111,7 +110,7 @@ def make_encoder(model_args: ModelArguments, data_args: DataArguments, rows: Row
     tokenizer = ExhirdTokenizer.from_texts(texts, vocab_size=data_args.vocab_size)
     print(f"vocabulary: {len(tokenizer):,} words")
     if model_args.backbone:
-        tokenizer = tokenizer.with_subword_tokenizer(open_tokenizer(resolve_backbone(model_args.backbone)))
+        tokenizer = tokenizer.with_subword_tokenizer(open_tokenizer(model_args.backbone))
         options = changed(model_args, "backbone", "backbone_lr")
         model = ExhirdForKeyphraseGeneration.from_backbone(model_args.backbone, tokenizer, **options)
     else:

@@ -5,7 +5,6 @@ from pathlib import Path
 from transformers import set_seed
 
 from modeling_hypernet import CachedEncoderDataset, DataCollatorForTextPairs
-from run_tools.backbones import resolve_backbone
 from run_tools.loading import open_tokenizer
 
 from ..training import RecipeTrainer, fit
@@ -18,7 +17,7 @@ def build_model(model_class, args: ModelArguments, max_length: int, seed: int, *
     own = ("backbone", "backbone_lr", "cache_states")
     fields = {name: value for name, value in vars(args).items() if name not in own}
     model = model_class.from_backbone(args.backbone, **fields, **options)
-    return model, open_tokenizer(resolve_backbone(args.backbone), model_max_length=max_length)
+    return model, open_tokenizer(args.backbone, model_max_length=max_length)
 
 
 def fit_model(model, tokenizer, args: ModelArguments, training_args, rows: dict, checkpoint: str | None, **options):

@@ -24,7 +24,7 @@ from run_tools.cards import join_card
 from run_tools.errors import UserError
 from run_tools.files import write_file
 from run_tools.loading import open_config, open_with_tokenizer
-from run_tools.packaged import is_hub_id, published_name, resolve_model
+from run_tools.packaged import is_hub_id, locate_model, published_name
 
 from ..training import StopAtNaN, fit, write_results
 from .arguments import PARTS, DataArguments, ModelArguments
@@ -89,7 +89,7 @@ def write_card(args: ModelArguments, folder: Path) -> None:
     base, title = published_name(args.model_name_or_path), folder.resolve().name
     trained = "a LoRA adapter of the MLPs was" if args.keep_adapter else f"the weights of {args.train} were"
     metadata = {
-        "license": read_license(Path(resolve_model(args.model_name_or_path))), "tags": ["lexperts", "merge"],
+        "license": read_license(Path(locate_model(args.model_name_or_path))), "tags": ["lexperts", "merge"],
         "library_name": "peft" if args.keep_adapter else "transformers", "pipeline_tag": "text-generation",
         "base_model": base if is_hub_id(base) else None,
     }  # fmt: skip

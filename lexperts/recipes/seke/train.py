@@ -26,9 +26,9 @@ from keyphrase_tools.labels import RULES
 from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.words import check_language
 from modeling_seke import SekeForTokenClassification
-from run_tools.backbones import resolve_backbone
 from run_tools.errors import UserError
 from run_tools.loading import open_model, open_tokenizer
+from run_tools.packaged import locate_model
 
 from ..training import RecipeTrainer, best_evaluation, fit, save_pipeline, write_results
 from .arguments import DataArguments, ModelArguments
@@ -147,7 +147,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
         raise UserError(f"--unlabelled-files {data_args.unlabelled_files[0]} needs --teacher.")
     files = load_files(data_args)
     tagger = open_tagger(data_args.tagger) if data_args.tagger else None
-    source = resolve_backbone(model_args.start_from or model_args.teacher or model_args.backbone)
+    source = locate_model(model_args.start_from or model_args.teacher or model_args.backbone)
     tokenizer = open_tokenizer(source, model_max_length=data_args.max_length)  # pipelines use the same windows
     teacher = open_model(SekeForTokenClassification, model_args.teacher) if model_args.teacher else None
     set_seed(training_args.seed)
