@@ -23,7 +23,7 @@ from merge_tools.record import read_license
 from run_tools.cards import join_card
 from run_tools.errors import UserError
 from run_tools.files import write_file
-from run_tools.loading import open_config, open_with_tokenizer
+from run_tools.loading import open_config, open_model, open_tokenizer
 from run_tools.packaged import is_hub_id, locate_model, published_name
 
 from ..training import StopAtNaN, fit, write_results
@@ -54,7 +54,7 @@ def open_base(args: ModelArguments):
     options = {"dtype": args.dtype}
     if args.attention_dropout is not None:
         options["attention_dropout"] = args.attention_dropout
-    model, tokenizer = open_with_tokenizer("--model-name-or-path", AutoModelForCausalLM, name, **options)
+    model, tokenizer = open_model(AutoModelForCausalLM, name, **options), open_tokenizer(name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
