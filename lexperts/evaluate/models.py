@@ -8,8 +8,13 @@ import numpy as np
 import torch
 from transformers import AutoModel, GPT2Tokenizer, RobertaTokenizer
 
-from run_tools.loading import open_model, open_tokenizer
+from run_tools.loading import open_tokenizer
 from run_tools.versions import package_version
+
+
+def refuse_pickles(model: str):
+    """Opens a model, without a head. Raises an `OSError` for weights in pickle files, which the packages would read."""
+    return AutoModel.from_pretrained(model, use_safetensors=True, trust_remote_code=False)
 
 
 @cache
@@ -18,7 +23,7 @@ def open_bertscore(model: str):
     from bert_score import BERTScorer
     from bert_score.utils import model2layers
 
-    config = open_model(AutoModel, model, new=["pooler."]).config  # the packages would also read pickled weights
+    config = refuse_pickles(model).config
     layer = model2layers.get(model) or model2layers.get(Path(model).name) or config.num_hidden_layers
     scorer = BERTScorer(model_type=model, num_layers=layer)
     # The package puts a space before a RoBERTa text by an argument of `encode`, which transformers 5 ignores. It also uses the
@@ -42,7 +47,7 @@ def mauve(model: str, predictions: Sequence[str], references: Sequence[str]) -> 
     """MAUVE (Pillutla et al. 2021), `(1,)` in per cent, and its settings. The model's name must contain gpt2 or bert."""
     from mauve import compute_mauve
 
-    open_model(AutoModel, model)
+    refuse_pickles(model)
     gold, found = ([text or "." for text in texts] for texts in (references, predictions))
     options = {"device_id": 0 if torch.cuda.is_available() else -1, "batch_size": 64, "max_text_length": 512}
     value = compute_mauve(p_text=gold, q_text=found, featurize_model_name=model, **options).mauve
