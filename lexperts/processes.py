@@ -5,9 +5,9 @@
 import json
 from zlib import crc32
 
-from run_tools.jsonl import missing_columns
 from run_tools.loading import open_pipeline, parse_device
 from run_tools.processes import prepare_process
+from run_tools.rows import missing_columns
 
 DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization", "keyphrase-generation"
 

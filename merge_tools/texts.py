@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import UserError, expand_user, short_repr
-from run_tools.jsonl import read_jsonl, rows_of_file
+from run_tools.errors import UserError, short_repr
+from run_tools.rows import read_jsonl, rows_of_file
 
 
 def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -> list[str]:
@@ -15,14 +15,12 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
         text_of_row: gives the text of a row, or raises a `KeyError`.
 
     Raises:
-        UserError: if the file does not exist or is not UTF-8, has no texts, or rows without one.
+        FileNotFoundError, UserError: if the file does not exist, cannot be read, or has no texts, or rows without one.
     """
-    path = expand_user(path)
-    if not path.is_file():
-        raise UserError(f"{path} is not a file.")
     texts: dict[str, None] = {}
+    path = Path(path).expanduser()
     for where, row in rows_of_file(path):
-        if path.suffix.lower() == ".txt" and not row["text"].strip():
+        if path.suffix == ".txt" and not row["text"].strip():
             continue
         try:
             text = text_of_row(row)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from run_tools.errors import UserError, expand_user
+from run_tools.errors import UserError
 
 from .compose import summarize
 from .edit import edited_record
@@ -61,7 +61,7 @@ def tune(
     Raises:
         UserError: if the mixture has no gates to train, a file cannot be read, a loss is not finite, or `out` is not free.
     """
-    folder, splits = expand_user(mixture), {name: split_texts(path, holdout) for name, path in domains.items()}
+    folder, splits = Path(mixture).expanduser(), {name: split_texts(path, holdout) for name, path in domains.items()}
     options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
     with new_folder(out) as writing:
         model, tokenizer, _ = open_mixture(folder, dtype=torch.float32)

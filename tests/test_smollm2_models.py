@@ -16,8 +16,8 @@ from lexperts.app import Answers
 from lexperts.cli.define import app
 from lexperts.cli.keyphrases import app as keyphrases_app
 from lexperts.cli.summarize import summarize as summarize_command
-from run_tools.jsonl import read_jsonl
 from run_tools.packaged import PACKAGED_MODELS, find_packaged
+from run_tools.rows import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = [name for name in PACKAGED_MODELS if name.endswith("-smollm2")]

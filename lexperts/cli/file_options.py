@@ -53,7 +53,7 @@ def write_results(
         files: the models and files among them, which are the same if their content is.
         batch_size: rows that are processed together: enough batches of the model to sort them by length.
     """
-    from run_tools.fingerprints import fingerprint
+    from run_tools.files import fingerprint
     from run_tools.run_over import run_over
 
     settings = {name: value for name, value in options.items() if name not in NO_SETTINGS}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from run_tools.errors import escape, format_size
+from run_tools.errors import escape
 
 percent = "{:.1%}".format
 
@@ -21,7 +21,7 @@ def summary(result: dict[str, Any]) -> str:
         "format": result["format"],
         "experts": ", ".join(result["experts"]),
         "parameters": f"{result['parameters']:,}, {result['active_parameters']:,} active per token",
-        "size": f"{format_size(result['bytes'])} in {result['tensors']} tensors",
+        "size": f"{result['bytes'] / 1e9:.3g} GB in {result['tensors']} tensors",
     }
     return table([*content.items(), *([("pushed to", result["pushed_to"])] if "pushed_to" in result else [])])
 
@@ -33,7 +33,7 @@ def mixture(result: dict[str, Any]) -> str:
         "format": f"{result['format']}, made by {result['made_by']}",
         "policy": f"{policy}, {result['experts_per_token']} experts per token" if policy == "token" else policy,
         "shared": "of the base" if result["average"] == "base" else f"mean of {', '.join(result['shared_from'])}",
-        "size": format_size(result["bytes"]),
+        "size": f"{result['bytes'] / 1e9:.3g} GB",
         "gates": result["gate_mode"],
     }
     if result["rank"]:

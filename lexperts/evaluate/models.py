@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,6 @@ import torch
 from transformers import AutoModel, GPT2Tokenizer, RobertaTokenizer
 
 from run_tools.loading import open_tokenizer
-from run_tools.versions import package_version
 
 
 def refuse_pickles(model: str):
@@ -39,7 +39,7 @@ def bertscore(model: str, predictions: Sequence[str], references: Sequence[Seque
     """F1 of BERTScore (Zhang et al. 2020) with the best reference, `(n,)` in per cent, 0 for a blank prediction; and its settings."""
     scorer, gold = open_bertscore(model), [[one or "." for one in own] for own in references]
     f1 = scorer.score([text.strip() or "." for text in predictions], gold)[2].double().numpy()
-    facts = f"bert-score {package_version('bert-score')}, F1, {model}, layer {scorer.num_layers}, not rescaled, no IDF"
+    facts = f"bert-score {version('bert-score')}, F1, {model}, layer {scorer.num_layers}, not rescaled, no IDF"
     return 100 * np.where([bool(text.strip()) for text in predictions], f1, 0.0), facts
 
 
@@ -51,4 +51,4 @@ def mauve(model: str, predictions: Sequence[str], references: Sequence[str]) -> 
     gold, found = ([text or "." for text in texts] for texts in (references, predictions))
     options = {"device_id": 0 if torch.cuda.is_available() else -1, "batch_size": 64, "max_text_length": 512}
     value = compute_mauve(p_text=gold, q_text=found, featurize_model_name=model, **options).mauve
-    return np.array([100 * value]), f"mauve-text {package_version('mauve-text')}, {model}"
+    return np.array([100 * value]), f"mauve-text {version('mauve-text')}, {model}"

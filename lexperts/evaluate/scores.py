@@ -4,12 +4,11 @@ import re
 import string
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
-
-from run_tools.versions import package_version
 
 Texts = Sequence[str]
 Lists = Sequence[Sequence[str]]
@@ -87,7 +86,7 @@ def score_summaries(predictions: Texts, references: Texts, sources: Rows = (), b
 
     rouge = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"], use_stemmer=True)
     rows = [rouge.score(split(gold), split(found)) for found, gold in zip(predictions, references, strict=True)]
-    facts = f"rouge-score {package_version('rouge-score')}, F1, stemmed"
+    facts = f"rouge-score {version('rouge-score')}, F1, stemmed"
     f1 = {name: 100 * np.array([row[name].fmeasure for row in rows]) for name in rouge.rouge_types}
     scores = {name.replace("rouge", "ROUGE-"): Score(f1[name], facts) for name in f1}
     if bertscore_model:
@@ -122,7 +121,7 @@ def score_definitions(
 
     def best(package: str, settings: str, metric: Callable[[str, str], float]) -> Score:
         rows = [max(metric(text, one) for one in own) for text, own in zip(found, lists, strict=True)]
-        return Score(np.array(rows), f"{package} {package_version(package)}, {settings}")
+        return Score(np.array(rows), f"{package} {version(package)}, {settings}")
 
     bleu, rouge, split = BLEU(effective_order=True), RougeScorer(["rougeL"]), NLTKWordTokenizer().tokenize
     stages, synonyms = "exact, stem and WordNet stages", wordnet

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from keyphrase_tools.phrase_lists import read_phrases
-from run_tools.errors import UserError, join_names, print_error, short_repr
+from run_tools.errors import UserError, print_error, short_repr
 from run_tools.rows import Source
 
 from .compare import compare
@@ -64,7 +64,7 @@ def align(place: str, rows: list[dict], gold_place: str, gold: list[dict], share
     ours, theirs = ([str(row["id"]) if has_ids else f"row {i}" for i, row in enumerate(own, 1)] for own in (rows, gold))
     counts, others = Counter(ours), Counter(theirs)
     if wrong := [one for one in {**counts, **others} if not counts[one] == others[one] == 1]:
-        raise UserError(f"{place} and {gold_place} do not both have one row of each of {join_names(wrong)}.")
+        raise UserError(f"{place} and {gold_place} do not both have one row of each of {short_repr(wrong)}.")
     index = {one: i for i, one in enumerate(ours)}
     for one, reference in zip(theirs, gold, strict=True):
         row = rows[index[one]]

@@ -32,8 +32,7 @@ class ColumnArguments:
 
 def load_splits(args, required: Sequence[str] = (), read: Callable[..., list[dict]] | None = None) -> Rows:
     """The rows of each split, of files by `read` or `read_jsonl`. Raises a `UserError` without them or a column."""
-    from run_tools.jsonl import read_jsonl
-    from run_tools.rows import missing_columns
+    from run_tools.rows import missing_columns, read_jsonl
 
     if not args.dataset_name:
         if not args.train_files:

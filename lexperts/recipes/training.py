@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
 
@@ -11,9 +12,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments, pipeline
 
 from run_tools.errors import UserError
-from run_tools.files import write_file
-from run_tools.fingerprints import differences, sha256_of
-from run_tools.versions import package_versions
+from run_tools.files import differences, sha256_of, write_file
 
 ARGUMENTS, RESULTS = "arguments.yml", "results.json"
 # options on which the result does not depend
@@ -144,6 +143,10 @@ def save_pipeline(task: str, model, tokenizer, folder: str):
 def write_results(trainer: Trainer, **results) -> None:
     """Writes results.json, by which the run is complete: scores, the Trainer's log, and versions."""
     if trainer.is_world_process_zero():
-        record = {**results, "log": trainer.state.log_history, "versions": package_versions(("torch", "transformers"))}
+        record = {
+            **results,
+            "log": trainer.state.log_history,
+            "versions": {name: version(name) for name in ("torch", "transformers")},
+        }
         text = json.dumps(record, indent=1, ensure_ascii=False, default=str)
         write_file(Path(trainer.args.output_dir) / RESULTS, text + "\n")

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from lexperts.cli.keyphrases import app
 from lexperts.near_examples import NearExamples
 from run_tools.errors import UserError
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 from tests.recipes.lexicon_helpers import save_embedder
 
 from .causal import causal_tokenizer, fitted

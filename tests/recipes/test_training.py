@@ -157,4 +157,4 @@ def test_help_names_the_options_and_the_configurations(name, capsys):
     with pytest.raises(SystemExit):
         app([name, "--help"])
     text = capsys.readouterr().out
-    assert f"lexperts train {name}" in text and "--help-all" in text and ".py" not in text
+    assert f"lexperts train {name}" in text and "--output-dir" in text and ".py" not in text

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from lexperts.recipes import TRAIN
-from run_tools.arguments import format_help, option, parse, required
+from run_tools.arguments import option, parse, print_help, required
 from run_tools.errors import UserError
 
 
@@ -57,17 +57,19 @@ def test_what_is_wrong_is_named_in_one_line(text, argv, fragment, tmp_path):
     assert fragment in str(error.value) and "\n" not in str(error.value)
 
 
-def test_help_shows_defaults_choices_and_configurations(tmp_path):
+def test_help_shows_defaults_choices_and_configurations(tmp_path, capsys):
     write(tmp_path, "size: 1")
-    text = format_help("lexperts train x", "What it does.", [Options], tmp_path)
+    assert print_help(["--help"], "lexperts train x", "What it does.", [Options], tmp_path)
+    text = capsys.readouterr().out
     for part in (
+        "What it does.",
         "lexperts train x [CONFIG] [OPTIONS]",
-        "names (required)",
         "50% of the time (default: one)",
         "{one,two}",
         "own",
     ):
         assert part in text
+    assert not print_help(["--names", "a"], "lexperts train x", "", [Options], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from run_tools.errors import UserError
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 GOOD = {"title": "Graph cuts", "text": "They work.", "keyphrases": ["graph cuts"]}
 
@@ -32,11 +32,11 @@ def test_rows_of_several_files_come_in_order_and_blank_lines_are_passed_over(wri
     ("lines", "name", "names"),
     [
         ((GOOD, "", GOOD, '{"text": "graph"', GOOD), "a.jsonl", ("a.jsonl, line 4", "column 17")),
-        ((GOOD, '["graph"]'), "a.jsonl", ("a.jsonl, line 2", "list")),
+        ((GOOD, '["graph"]'), "a.jsonl", ("a.jsonl, line 2", "['graph']")),
         ((GOOD, '{"abstract": "x", "keyphrases": []}'), "a.jsonl", ("a.jsonl, line 2", "'text'", "'abstract'")),
         (('{"body": "x"}',), "a.jsonl", ("a.jsonl, line 1", "'text'", "'keyphrases'", "'body'")),
         (('{"text": "a", "x": ' + "[" * 9999,), "a.jsonl", ("a.jsonl, line 1",)),
-        (('[{"text": "graph", "keyphrases": []}, 3]',), "a.json", ("a.json, element 2", "int")),
+        (('[{"text": "graph", "keyphrases": []}, 3]',), "a.json", ("a.json, element 2", "3 is not")),
         (("text,keyphrases", "a"), "a.csv", ("a.csv, line 2", "fewer")),
         ((), "a.jsonl", ("a.jsonl",)),
         (("", " "), "a.jsonl", ("a.jsonl",)),

@@ -39,7 +39,7 @@ from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.tokenization_exhird import split_document
 from run_tools.errors import UserError
 from run_tools.loading import open_config, open_tokenizer
-from run_tools.versions import package_versions
+from run_tools.versions import __version__
 
 from ..data import Rows, as_text, hold_out_validation, load_documents
 from ..training import RecipeTrainer, fit, save_pipeline, write_results
@@ -76,7 +76,7 @@ def tokenize(rows: Rows, function, **options) -> dict[str, Dataset]:
     """Rows for training and validation, whose numbers are printed. Raises a `UserError` for a split without any."""
     splits, more = {}, {"batched": True, "fn_kwargs": options, "remove_columns": list(FEATURES)}
     for split in ("train", "validation"):
-        generator = {"rows": rows[split], "version": package_versions(("lexperts",))}
+        generator = {"rows": rows[split], "version": {"lexperts": __version__}}
         documents = Dataset.from_generator(iterate, features=FEATURES, gen_kwargs=generator)
         splits[split] = documents.map(function, desc=split, **more)
         kept = f"{len(splits[split]):,} of {len(documents):,}"

@@ -6,7 +6,7 @@ from datasets import Dataset
 
 from modeling_lexicon.data_lexicon import tokenize_definitions
 from run_tools.errors import UserError, short_repr
-from run_tools.jsonl import rows_of_file
+from run_tools.rows import rows_of_file
 
 KINDS = (("text",), ("messages",), ("prompt", "completion"), ("term", "context", "definition"))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from datasets import Dataset, concatenate_datasets, load_dataset
 
 from run_tools.errors import UserError
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 from ..data import as_text
 from .arguments import DOCUMENTS, SUMMARIES, DataArguments

@@ -11,8 +11,7 @@ from torch.utils.data import Sampler
 from keyphrase_tools.evaluation import gold_phrases
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.rows import full_text
-from run_tools.fingerprints import parse_named_path
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 from ..data import SPLITS, hold_out_validation, load_documents
 from .arguments import DataArguments
@@ -43,14 +42,14 @@ def load_files(args: DataArguments) -> dict[str, list[Documents]]:
     parts = [(args.dataset_name, load_documents(args))] if args.dataset_name or not args.train_files else []
     for split in () if parts else SPLITS:
         for given in getattr(args, f"{split}_files") or ():
-            file = replace(args, train_files=[parse_named_path(given)[1]], validation_files=None, test_files=None)
+            file = replace(args, train_files=[given.rpartition("=")[2]], validation_files=None, test_files=None)
             parts.append((given, {split: load_documents(file)["train"]}))
     for given, rows in parts:
         if "train" in rows and not args.validation_files:
             hold_out_validation(rows)
         for split, own in rows.items():
             own = own[: args.validation_limit] if split == "validation" else own
-            name = parse_named_path(given)[0]
+            name = given.rpartition("=")[0]
             style = name.partition(":")[2] if split == "test" else name
             texts, keyphrases = [full_text(row) for row in own], [row["keyphrases"] for row in own]
             files[split].append(Documents(f"{split}: {given}", name, style, texts, keyphrases))
