@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from run_tools.packaged import is_packaged, locate_model
+from run_tools.packaged import locate_model
 from run_tools.processes import MemoryRelease, prepare_process
 from run_tools.run_over import process_each
 
@@ -84,7 +84,7 @@ class KeyphraseExtractor:
     ):
         is_fixed = not model or isinstance(model, KeyphraseExtractionPipeline)
         # a name is looked up by the process that loads the model
-        self.model = model if is_fixed else str(model) if is_packaged(model) else locate_model(model)
+        self.model = model if is_fixed else str(model)
         self.text_column, self.title_column = text_column, title_column
         self.columns, self.mentions = None if columns is None else list(columns), mentions
         self.batch_size = check_batch_size(batch_size) or 16

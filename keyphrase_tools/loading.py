@@ -1,6 +1,6 @@
 """Opens the keyphrase pipeline by the options --model, --device and --dtype."""
 
-from run_tools.loading import describe_load_errors, parse_device
+from run_tools.loading import parse_device
 
 
 def open_extractor(model: str | None = None, *, device: str | None = None, dtype: str = "float32", **options):
@@ -21,5 +21,4 @@ def open_extractor(model: str | None = None, *, device: str | None = None, dtype
 
     model = locate_model(model)
     options |= {"dtype": dtype} | ({} if device is None else {"device": parse_device(device)})
-    with describe_load_errors("--model", model):
-        return open_pipeline("keyphrase-extraction", model, **options)
+    return open_pipeline("keyphrase-extraction", model, **options)

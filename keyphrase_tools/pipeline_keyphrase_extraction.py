@@ -19,7 +19,7 @@ from .dataframes import tabulate
 from .decoding import O, read_labels
 from .devices import to_device, to_host
 from .exported_model import ExportedModel
-from .pipeline_base import TextPipeline, check_purpose
+from .pipeline_base import TextPipeline
 from .ranking import read_rankers
 from .reader import KeyphraseReader
 from .token_classifiers import known_limit, last_states, unwrap_model, without_hooks
@@ -112,7 +112,6 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
     def __init__(self, *args, backend: str | None = None, **kwargs):
         kwargs.pop("local_files_only", None)  # transformers has used it, and passes it on
         model = kwargs.get("model") or args[0]
-        check_purpose(model, kwargs.get("task", ""))
         if backend is not None and not isinstance(model, ExportedModel):
             model = ExportedModel(model.config._name_or_path, **model.__dict__.get("exported_from", {}))
         model.__dict__.pop("exported_from", None)  # a token, which is not to be pickled

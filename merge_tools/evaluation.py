@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from run_tools.errors import UserError
-from run_tools.loading import gpu_or_cpu, open_model, open_tokenizer
+from run_tools.loading import open_model, open_tokenizer
 
 from .mixture import Mixture
 from .texts import read_domain
@@ -120,7 +120,10 @@ def evaluate(
             raise UserError(f"The texts have the token {last}, but the embeddings of {model.name} have {rows} rows.")
     folders = dict.fromkeys(model.folder for model in models)  # one that is listed twice is read once
     folders = tqdm(folders, desc="losses", unit="model", disable=None)
-    nats = {folder: losses_of(folder, windows, device or gpu_or_cpu()) for folder in folders}
+    nats = {
+        folder: losses_of(folder, windows, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        for folder in folders
+    }
     found = {}
     for name, own in windows.items():
         of_mixture, of_base, *of_experts = (nats[model.folder][name] for model in models)

@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 
 from run_tools.errors import UserError
-from run_tools.loading import gpu_or_cpu, open_model, open_tokenizer
+from run_tools.loading import open_model, open_tokenizer
 
 from .families import MLP
 from .recipe import TEXTS_OF, ExpertRecipe, Recipe
@@ -118,7 +118,9 @@ def text_vectors(base: Source, layers: list[int], mode: str):
     if mode == "cheap_embed":
         table = base["model.embed_tokens.weight"]
     else:
-        model = open_model(AutoModel, base.folder, dtype="auto").eval().to(gpu_or_cpu())
+        model = (
+            open_model(AutoModel, base.folder, dtype="auto").eval().to("cuda" if torch.cuda.is_available() else "cpu")
+        )
 
     def vectors(text: str) -> torch.Tensor:
         ids = tokenizer((tokenizer.bos_token or "") + text, add_special_tokens=False, return_tensors="pt")["input_ids"]
@@ -159,7 +161,7 @@ def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, lay
     longest = min(source.config.max_position_embeddings, LONGEST)
     ids = encode_beginnings(texts, lambda text: tokenizer(text, verbose=False)["input_ids"], enough, longest)
     dtype = getattr(torch, recipe.dtype) if recipe.dtype else "auto"
-    model = open_model(AutoModel, source.folder, dtype=dtype).eval().to(gpu_or_cpu())
+    model = open_model(AutoModel, source.folder, dtype=dtype).eval().to("cuda" if torch.cuda.is_available() else "cpu")
     sums = {layer: MomentSum(width) for layer in layers}
     seen: dict[int, torch.Tensor] = {}
     for layer in layers:

@@ -111,8 +111,3 @@ def route_text(model, tokenizer, names: list[str], text: str, domain: str | None
     top, index = (values.expand(-1, length, k) for values in logits.topk(k, dim=-1))
     routers = [f"layer {layer}" for layer in gates_of(model)]
     return Routing(text, tokens, routers, index.numpy(), top.softmax(-1).numpy(), names)
-
-
-def printable(token: str) -> str:
-    """A token with tokenizers' markers for spaces replaced by an underscore."""
-    return token.replace("Ġ", "_").replace("▁", "_").replace("Ċ", "\\n")

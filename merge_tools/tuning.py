@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from run_tools.errors import UserError
-from run_tools.loading import gpu_or_cpu
 
 from .compose import summarize
 from .edit import edited_record
@@ -70,7 +69,7 @@ def tune(
         source, gates = old.source if old else Source("mixture", str(mixture), folder), freeze_all_but_gates(model)
         length = min(max_length, model.config.max_position_embeddings)
         train, test = (cut_domains(tokenizer, {n: split[i] for n, split in splits.items()}, length) for i in (0, 1))
-        model.to(device or gpu_or_cpu())
+        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         before, start = perplexities(model, test), time.perf_counter()
         train_gates(model, [list(chain(*own)) for own in train.values()], **options)
         seconds, after = round(time.perf_counter() - start, 1), perplexities(model, test)

@@ -320,7 +320,7 @@ class KeyphraseGenerator:
         that is done.
         """
         documents, start = iter(documents), 0
-        while chunk := list(islice(documents, SORT_WINDOW * self.batch_size)):
+        while chunk := list(islice(documents, SORT_WINDOW * max(self.batch_size, 1))):
             checked = [check_document(document, start + i) for i, document in enumerate(chunk)]
             candidates = [check_candidates(document, start + i) for i, document in enumerate(chunk)]
             yield from self(checked, progress, candidates)

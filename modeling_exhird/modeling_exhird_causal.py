@@ -121,7 +121,11 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
         def make_config(backbone):
             ids = {name: options[name] for name in ("separator_token_id", "absent_token_id") if name in options}
             if len(ids) < 2:
-                opened = tools.open_backbone_tokenizer(name_or_path, load_kwargs) if tokenizer is None else tokenizer
+                opened = (
+                    tools.open_tokenizer(name_or_path, **tools.hub_options(load_kwargs))
+                    if tokenizer is None
+                    else tokenizer
+                )
                 ids = {**ExhirdCausalConfig.marks_of(opened), **ids}
                 if backbone.pad_token_id is None:
                     backbone.pad_token_id = opened.pad_token_id

@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from .causal_data_exhird import generator_class
-from .pipeline_base import TextPipeline, check_option_types
+from .pipeline_base import TextPipeline
 
 COUNTS = ("num_keyphrases", "batch_size", "max_phrases", "exclusion_window", "num_beams", "min_phrases")
 
@@ -48,7 +48,7 @@ class KeyphraseGenerationPipeline(TextPipeline):
 
     def _sanitize_parameters(self, **options):
         of_phrase = "max_words_per_phrase" if self.model.config.is_encoder_decoder else "max_tokens_per_phrase"
-        check_option_types(self, options, dict.fromkeys((*COUNTS, of_phrase), int))
+        self.check_options(options, (*COUNTS, of_phrase))
         return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):

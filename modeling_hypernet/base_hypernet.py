@@ -119,7 +119,7 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
 
         def make_config(encoder):
             try:
-                source = tools.open_backbone_tokenizer(name_or_path, load_kwargs)
+                source = tools.open_tokenizer(name_or_path, **tools.hub_options(load_kwargs))
             except (OSError, ValueError, ImportError):
                 source = encoder
             return HypernetConfig(text_config=encoder, **special_token_ids(source) | options)

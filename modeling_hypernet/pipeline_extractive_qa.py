@@ -12,13 +12,11 @@ import numpy as np
 import torch
 
 from .data_hypernet import QuestionWindow, question_windows
-from .pipeline_base import TextPipeline, check_option_types
+from .pipeline_base import TextPipeline
 
 SORT_WINDOW = 16  # batches of questions whose windows are sorted by length together
-POSTPROCESS_OPTIONS = {
-    "top_k": int, "max_answer_len": int, "handle_impossible_answer": bool, "null_score_diff_threshold": float
-}  # fmt: skip
-PREPROCESS_OPTIONS = {"max_seq_len": int, "doc_stride": int, "max_question_len": int, "on_long": str}
+POSTPROCESS_OPTIONS = ("top_k", "max_answer_len", "handle_impossible_answer", "null_score_diff_threshold")
+PREPROCESS_OPTIONS = ("max_seq_len", "doc_stride", "max_question_len", "on_long")
 NO_LIMIT = 1_000_000  # tokenizers without a limit have a model_max_length of about 1e30
 
 
@@ -60,10 +58,8 @@ class ExtractiveQAPipeline(TextPipeline):
         self._forward_arguments = set(inspect.signature(self.model.forward).parameters)
 
     def _sanitize_parameters(self, **options):
-        check_option_types(self, options, PREPROCESS_OPTIONS | POSTPROCESS_OPTIONS | {"batch_size": int})
         options.pop("batch_size", None)
-        if unknown := options.keys() - {*PREPROCESS_OPTIONS, *POSTPROCESS_OPTIONS}:  # where Lexperts is not installed
-            raise TypeError(f"extractive-qa got an unexpected argument {min(unknown)!r}.")
+        self.check_options(options, (*PREPROCESS_OPTIONS, *POSTPROCESS_OPTIONS))
         for name in ("top_k", "max_answer_len"):
             if options.get(name) is not None and options[name] < 1:
                 raise ValueError(f"{name}={options[name]} must be at least 1.")
@@ -90,7 +86,7 @@ class ExtractiveQAPipeline(TextPipeline):
         """Examples -> results, in order; `SORT_WINDOW` batches are prepared together."""
         examples, first = iter(examples), 0
         self.model.eval()
-        while chunk := list(islice(examples, SORT_WINDOW * batch_size)):
+        while chunk := list(islice(examples, SORT_WINDOW * max(batch_size, 1))):
             prepared = self.preprocess(chunk, first=first, **preprocess)
             windows = prepared["windows"]
             by_length = sorted(range(len(windows)), key=lambda i: len(windows[i].offsets), reverse=True)

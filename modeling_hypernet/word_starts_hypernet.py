@@ -95,7 +95,7 @@ class WordStartsMixin:
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         tools = lexperts_tools("backbones", "from_backbone()")
         try:
-            model.set_word_starts(tools.open_backbone_tokenizer(name_or_path, options))
+            model.set_word_starts(tools.open_tokenizer(name_or_path, **tools.hub_options(options)))
         except (OSError, ValueError, ImportError) as error:
             logger.warning(
                 f"The model has no table of word starts, so every call needs word_start_mask. Cause: {error}"

@@ -5,10 +5,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from .generation_lexicon import DefinitionGenerator
-from .pipeline_base import TextPipeline, check_option_types
+from .pipeline_base import TextPipeline
 
-OPTIONS = {"best_of": int, "num_definitions": int, "reward_model": object, "domain_ids": object, "embedder": object}
-OPTIONS |= {"max_new_tokens": int, "on_long": str, "batch_size": int}
+OPTIONS = (
+    "best_of",
+    "num_definitions",
+    "reward_model",
+    "domain_ids",
+    "embedder",
+    "max_new_tokens",
+    "on_long",
+    "batch_size",
+)
 SORT_WINDOW = 16  # batches whose rows are sorted by length together
 
 
@@ -54,7 +62,6 @@ class DefinitionModelingPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        check_option_types(self, options, OPTIONS, True)
         return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
@@ -76,7 +83,7 @@ class DefinitionModelingPipeline(TextPipeline):
             generator.check_domains(count)
         rows, first = iter(rows), 0
         with self.device_placement():
-            while chunk := list(islice(rows, SORT_WINDOW * batch_size)):
+            while chunk := list(islice(rows, SORT_WINDOW * max(batch_size, 1))):
                 yield from self.postprocess(self._forward(generator, chunk, first=first, batch_size=batch_size))
                 first += len(chunk)
 

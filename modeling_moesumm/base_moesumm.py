@@ -97,7 +97,7 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         if not model.config.main_expert:
             hub = tools.hub_options(load_kwargs)
             hub["use_safetensors"] = load_kwargs.get("use_safetensors") is not False
-            source = tools.resolve_backbone(name_or_path)
+            source = tools.locate_model(name_or_path)
             pretrained = language_model_class(model.config).from_pretrained(source, dtype=model.dtype, **hub)
             model._copy_backbone_weights(pretrained)
         return loaded

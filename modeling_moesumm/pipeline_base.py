@@ -6,11 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from transformers import Pipeline
 
-try:
-    from run_tools.loading import check_option_types, check_purpose
-except ImportError:  # a checkpoint's own code, where Lexperts is not installed
-    check_option_types = check_purpose = lambda *_: None  # type: ignore[assignment]
-
 
 class TextPipeline(Pipeline):
     """A pipeline that tokenizes, batches and streams by itself."""
@@ -27,6 +22,12 @@ class TextPipeline(Pipeline):
         if hasattr(self.model, "write_model_card"):  # in place of transformers' blank one
             self.model.write_model_card(working_dir, repo_id=repo_id)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
+
+    def check_options(self, options: Mapping, known: Iterable[str]):
+        """Raises a `TypeError` for an unknown option."""
+        for name in options:
+            if name not in known:
+                raise TypeError(f"{self.task} got an unexpected argument {name!r}. Its options are {', '.join(known)}.")
 
     def iterate(self, inputs, expected: str) -> Iterable:
         """Several inputs, as transformers' pipelines take them: a list, a generator, a `datasets` column, or a data set of

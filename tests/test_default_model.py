@@ -16,9 +16,7 @@ from transformers import AutoModelForTokenClassification, pipeline
 
 import lexperts  # noqa: F401
 from keyphrase_tools.extractor import KeyphraseExtractor
-from keyphrase_tools.loading import open_extractor
-from run_tools.loading import check_model
-from run_tools.packaged import PACKAGED_MODELS, find_packaged, is_packaged, locate_model
+from run_tools.packaged import PACKAGED_MODELS, find_packaged, locate_model
 
 PACKAGE = PACKAGED_MODELS["default"]
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,25 +86,16 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
 def test_models_in_packages_are_found_by_name_unless_a_folder_has_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert locate_model(None) == locate_model("default") == find_packaged("default")
-    assert locate_model("me/model") == "me/model" and not is_packaged("me/model") and not is_packaged(None)
+    assert locate_model("me/model") == "me/model"
     assert KeyphraseExtractor("tiny").model == "tiny"
     (tmp_path / "tiny").mkdir()
-    assert locate_model("tiny") == "tiny" and not is_packaged("tiny")
+    assert locate_model("tiny") == "tiny"
     (tmp_path / "tiny").rmdir()
     monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("run_tools.packaged.find_spec", lambda name: None)
     for name, package in PACKAGED_MODELS.items():
         with pytest.raises(ImportError, match=f"{package.replace('_', '-')}, is not installed"):
             locate_model(name)
-
-
-def test_a_misspelt_name_and_a_folder_that_hides_a_model_are_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match="'tinny' could not be opened: .* Did you mean 'tiny'"):
-        open_extractor("tinny")
-    (tmp_path / "tiny").mkdir()
-    with pytest.raises(OSError, match="--start-from 'tiny' .* no config.json"):
-        check_model("--start-from", "tiny")
 
 
 def test_packing_and_building_give_the_trained_model_again(extract, tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def test_a_kernel_that_a_checkpoint_names_is_refused(name, tmp_path):
             for value in ("some-org/some-kernel", {"": "some-org/some-kernel"}, "paged|some-org/some-kernel@main:run"):
                 manipulate(tmp_path, nested, **{key: value})
                 for opens in (CASES[name].cls, AutoConfig):
-                    with pytest.raises(ValueError, match=f"{key}='.*some-org/some-kernel"):
+                    with pytest.raises(ValueError, match=f"{key}=.*some-org/some-kernel"):
                         opens.from_pretrained(tmp_path)
                 (tmp_path / "config.json").write_text(config)
 

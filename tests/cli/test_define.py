@@ -137,8 +137,3 @@ def test_a_long_context_is_truncated_around_the_term():
     assert truncate_context_around("axe", "a b c axe d e", lambda text: len(text.split()) <= 3) == "c axe d"
     assert truncate_context_around("axe", "a b", lambda text: False) is None
     assert truncate_context_around("to chop", "a b c chopped d e", lambda text: len(text.split()) <= 4) == "c chopped d"
-
-
-def test_fewer_samples_than_definitions_name_both_options():
-    error = CliRunner().invoke(app, ["term", "axe", "-c", "an axe fell", "--best-of", "2", "--num-definitions", "3"])
-    assert error.exit_code == 2 and "--num-definitions 3" in error.stderr

@@ -130,7 +130,7 @@ def test_errors_of_options_and_models_are_raised_when_the_model_is_loaded(folder
     for options, message in (({"threshold": 2.0}, "threshold=2.0"), ({"top": 3}, "unexpected argument 'top'")):
         with pytest.raises((ValueError, TypeError), match=message):
             KeyphraseExtractor(folder, **options).open()
-    with pytest.raises(OSError, match="'no/such-model' could not be opened"):
+    with pytest.raises(OSError, match="'no/such-model' cannot be opened"):
         KeyphraseExtractor("no/such-model").open()
     with pytest.raises(ValueError, match="one list per document"):
         KeyphraseExtractor(folder, candidates=[["graph"], ["cut"]])

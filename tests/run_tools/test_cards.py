@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import ModelCard, ModelCardData
 
 import lexperts  # noqa: F401
-from run_tools.cards import is_blank, write_model_card
+from run_tools.cards import BLANK, is_blank, write_model_card
 from tests.hub_process import BASE
 from tests.tiny_models import CASES, make_model
 
@@ -30,13 +30,12 @@ def test_a_card_says_what_a_model_is_and_how_to_open_it(name, tmp_path):
     opens = f'pipeline("{use["task"]}", model="PATH")' if "task" in use else 'from_pretrained("PATH")'
     assert opens in card.text and f"{model.num_parameters():,} parameters" in card.text
     compile(card.text.split("```python\n")[1].split("```")[0], "README.md", "exec")
-    assert not is_blank(card) and model.write_model_card(tmp_path) is None
+    assert not is_blank(card.content) and model.write_model_card(tmp_path) is None
 
 
 def test_a_blank_card_is_no_card_and_its_tags_are_kept(tmp_path):
     model = tiny_model("SekeForTokenClassification")
-    about = "This is the model card of a 🤗 transformers model that has been pushed on the Hub."
-    blank = ModelCard.from_template(ModelCardData(tags=["mine", "seke"]), model_description=about)
+    blank = ModelCard.from_template(ModelCardData(tags=["mine", "seke"]), model_description=BLANK)
     edited = ModelCard(str(blank).replace("[More Information Needed]", "Measured: F1 0.5", 1))
     for text in (str(edited), f"{blank}\nF1 0.5", "---\nlicense: a: b\n---\n# Mine", "# No metadata"):
         (tmp_path / "README.md").write_text(text, encoding="utf-8")

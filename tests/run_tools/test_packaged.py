@@ -197,11 +197,11 @@ def test_processes_that_need_a_folder_at_the_same_time_wait_for_the_one_that_wri
 
 def test_smollm2_is_found_in_the_cache_and_a_folder_of_its_name_comes_first(backbone, tmp_path, monkeypatch):
     monkeypatch.setattr(packaged, "find_spec", lambda name: None)  # not read again
-    assert packaged.resolve_model("smollm2") == str(backbone) == str(locate("smollm2"))
+    assert packaged.locate_model("smollm2") == str(backbone) == str(locate("smollm2"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smollm2").mkdir()
-    assert packaged.resolve_model("smollm2") == "smollm2" == str(locate("smollm2"))
-    assert packaged.resolve_model("org/other") == "org/other"
+    assert packaged.locate_model("smollm2") == "smollm2" == str(locate("smollm2"))
+    assert packaged.locate_model("org/other") == "org/other"
 
 
 def test_a_package_that_is_damaged_or_not_installed_is_named(tmp_path, monkeypatch):
@@ -215,7 +215,7 @@ def test_a_package_that_is_damaged_or_not_installed_is_named(tmp_path, monkeypat
     monkeypatch.setattr(packaged, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="pip install ./models/smollm2"):
         find_packaged("smollm2")
-    assert not packaged.is_installed("smollm2") and not list((tmp_path / "cache").glob("smollm2*"))
+    assert not list((tmp_path / "cache").glob("smollm2*"))
 
 
 @pytest.mark.skipif(find_spec("lexperts_smollm2") is None, reason="SmolLM2 is not installed: make test does it")
