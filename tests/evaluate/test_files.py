@@ -73,8 +73,8 @@ def test_keyphrases_and_answers_are_read_in_their_forms(files):
 
 
 @pytest.mark.parametrize("case, change, names", [
-    ("an id is missing", lambda rows: rows[:3], "each of 3."),
-    ("an id occurs twice", lambda rows: [*rows, rows[0]], "each of 0."),
+    ("an id is missing", lambda rows: rows[:3], "each of ['3']"),
+    ("an id occurs twice", lambda rows: [*rows, rows[0]], "each of ['0']"),
     ("another number without ids", lambda rows: [{"summary_text": "a"}] * 3, "row 4"),
     ("another order without ids", lambda rows: [{k: v for k, v in row.items() if k != "id"} for row in rows[::-1]], "'t3'"),
     ("other references", lambda rows: [*rows[:3], rows[3] | {"summary": "a bell"}], "'a bell'"),
