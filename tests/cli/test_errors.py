@@ -48,7 +48,7 @@ TABLE = [  # command line, and what the line names
     ("keyphrases export folder out", "folder"),
     ("keyphrases export folder out --precision int8", "evaluation"),
     ("keyphrases serve --port -1", "--port"),
-    ("keyphrases serve --port 70000", "70000"),
+    ("keyphrases serve --port 70000", "65535"),
     ("keyphrases serve --max-wait-ms nan", "--max-wait-ms"),
     ("keyphrases serve --host 203.0.113.1", "203.0.113.1"),
     ("define term bank", "--context"),
