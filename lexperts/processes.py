@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from run_tools.jsonl import missing_columns
-from run_tools.loading import open_pipeline, parse_device
+from run_tools.loading import open_pipeline
 from run_tools.processes import prepare_process
 
 DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization", "keyphrase-generation"
@@ -26,7 +26,7 @@ FIELDS = {
 def open_task(task: str, name: str, device: str | None):
     """The pipeline of a task. Raises an `OSError` if it cannot be opened."""
     prepare_process()
-    return open_pipeline(task, name, device=parse_device(device))
+    return open_pipeline(task, name, device=device)
 
 
 def given(options: Mapping[str, Any]) -> dict:

@@ -33,7 +33,7 @@ TABLE = [  # command line, and what the line names
     ("keyphrases extract rows.jsonl out.jsonl --dtype float8", "'float8'"),
     ("keyphrases extract rows.jsonl out.jsonl --language klingon", "'klingon'"),
     ("keyphrases extract rows.jsonl out.jsonl --candidates none.txt", "none.txt"),
-    ("keyphrases extract rows.jsonl out.jsonl --device nowhere", "'nowhere'"),
+    ("keyphrases extract rows.jsonl out.jsonl --device nowhere", "nowhere"),
     ("keyphrases extract rows.jsonl out.jsonl --model folder", "'folder'"),
     ("keyphrases extract rows.csv out.jsonl --encoding klingon", "klingon"),
     ("keyphrases extract rows.csv out.jsonl --delimiter ab", "delimiter"),
