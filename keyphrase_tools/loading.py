@@ -14,9 +14,11 @@ def open_extractor(model: str | None = None, *, device: str | None = None, dtype
         OSError: if the model cannot be opened.
         ValueError: for a device or data type that is not available.
     """
+    import torch
+
     from run_tools.loading import open_pipeline
     from run_tools.packaged import locate_model
 
     model = locate_model(model)
-    options |= {"dtype": dtype} | ({} if device is None else {"device": device})
+    options |= {"dtype": dtype} | ({} if device is None else {"device": torch.device(device)})
     return open_pipeline("keyphrase-extraction", model, **options)

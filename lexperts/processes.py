@@ -25,8 +25,10 @@ FIELDS = {
 
 def open_task(task: str, name: str, device: str | None):
     """The pipeline of a task. Raises an `OSError` if it cannot be opened."""
+    import torch
+
     prepare_process()
-    return open_pipeline(task, name, device=device)
+    return open_pipeline(task, name, device=device and torch.device(device))
 
 
 def given(options: Mapping[str, Any]) -> dict:

@@ -93,9 +93,8 @@ def open_pipeline(task: str, name: Any, **options: Any):
     """`transformers.pipeline(task, model=name)`, as `open_model`."""
     from transformers import pipeline
 
-    name = locate_model(name)
     with named_errors(name):
-        return pipeline(task, model=name, **NO_CODE | options)
+        return pipeline(task, model=str(name), **NO_CODE | options)
 
 
 class DefaultModel(dict):
