@@ -16,8 +16,8 @@ from scipy.stats import chi2_contingency
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import lexperts  # noqa: F401  (registers the models)
-from run_tools.jsonl import read_jsonl
 from run_tools.packaged import locate_model
+from run_tools.rows import read_jsonl
 
 PLACES = 4  # parts of a text, of equal length
 

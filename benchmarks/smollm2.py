@@ -23,8 +23,8 @@ from transformers import pipeline
 import lexperts  # noqa: F401  (registers the pipelines)
 from keyphrase_tools.metrics import keyphrase_f1_by_document
 from lexperts.evaluate.bootstrap import bootstrap_means, confidence_interval
-from run_tools.jsonl import read_jsonl
 from run_tools.packaged import find_packaged
+from run_tools.rows import read_jsonl
 
 DOMAINS = {"papers": "scitldr", "clinic": "mts_dialog"}
 REQUESTS = {

@@ -12,7 +12,7 @@ from transformers import logging, pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.html_page import render_page
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 SUBJECT = "astronomy"  # of the long document

@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import logging, pipeline
 
 import lexperts  # noqa: F401  (registers the pipelines)
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 FOLDER = Path(__file__).resolve().parent / "smollm2"
 

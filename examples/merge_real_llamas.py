@@ -24,6 +24,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lexperts.cli import build_app
+from merge_tools import route
 from run_tools.packaged import locate_model
 
 PIECE = 1500  # characters of a text
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     files = write_files(out)
     for name, splits in files.items():
         options = ("--model-name-or-path", args.base, "--max-steps", args.steps, "--output-dir", out / name)
-        run("train", "expert", "smollm2", "--train-files", splits["train"], *options)
+        run("train", "language", "smollm2", "--train-files", splits["train"], *options)
     experts = [{"source_model": name, "samples": splits["train"].name} for name, splits in files.items()]
     recipe = {"base_model": locate_model(args.base), "average": "base", "experts": experts, "gate_mode": "ridge"}
     (out / "recipe.yml").write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
@@ -113,8 +114,10 @@ def main(argv: list[str] | None = None) -> None:
     run("merge", "inspect", out / "mixture")
     domains = [word for name, splits in files.items() for word in ("--domain", f"{name}={splits['test']}")]
     run("merge", "evaluate", out / "mixture", *domains)
-    texts = [word for prompt in PROMPTS.values() for word in ("--text", prompt)]
-    run("merge", "route", out / "mixture", *texts)
+    for routing in route(out / "mixture", [*PROMPTS.values()]):
+        first = [routing.names[expert] for expert in routing.experts[..., 0].ravel()]
+        shares = ", ".join(f"{name} {first.count(name) / len(first):.0%}" for name in routing.names)
+        print(f"{routing.text!r} is read by {shares}")
     generate(out / "mixture")
     print(f"\nAll of it took {(time.perf_counter() - start) / 60:.1f} minutes.")
 

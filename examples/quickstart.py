@@ -34,7 +34,7 @@ from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.rows import full_text
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.configuration_seke import KEYPHRASE_LABELS
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 HERE = Path(__file__).resolve().parent
 EXTRACT = """

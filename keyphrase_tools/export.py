@@ -19,7 +19,7 @@ from torch import nn
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.padded_seke import OPSET, PaddedSeke
 from run_tools.cards import join_card, make_table
-from run_tools.fingerprints import hash_tokenizer, hash_weights
+from run_tools.files import fingerprint
 from run_tools.loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
@@ -93,7 +93,7 @@ def export_model(
     extract = open_pipeline("keyphrase-extraction", model, device="cpu")
     if evaluation:
         gold_phrases([row["text"] for row in evaluation], [row["keyphrases"] for row in evaluation], where="evaluation")
-    weights, output = hash_weights(extract.model), Path(output)
+    weights, output = fingerprint(model), Path(output)
     wrapped = wrap(extract.model, format)
     exported = check_output(output, weights, format)
     limit = length_limit(extract.tokenizer, extract.model)
@@ -116,7 +116,7 @@ def export_model(
             "opset": OPSET,
             "size": sum(f.stat().st_size for f in graph.parent.iterdir()),
         }
-        entry = {**report, "weights": weights, "tokenizer": hash_tokenizer(extract.tokenizer)}
+        entry = {**report, "weights": weights}
         extract.model.config.exported = {format: entry}
         save_folder(extract, folder)
         reopened = open_pipeline("keyphrase-extraction", str(folder), backend=format)

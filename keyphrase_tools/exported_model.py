@@ -5,7 +5,6 @@
 needs; the code and the weights of the PyTorch model are not loaded.
 """
 
-import hashlib
 import shutil
 from pathlib import Path
 
@@ -15,12 +14,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from .graphs import choose_backend, graph_file, open_graph
-
-try:
-    from run_tools.fingerprints import hash_tokenizer
-except ImportError:  # code of a checkpoint, on a machine without Lexperts: tokenizers are not compared
-    hash_tokenizer = None  # type: ignore[assignment]
+from .graphs import choose_backend, open_graph
 
 
 class ExportedModel(nn.Module):
@@ -47,29 +41,18 @@ class ExportedModel(nn.Module):
         if not getattr(self.config, "exported", None):
             raise ValueError(f"{name} holds no exported graph. Write one with `lexperts keyphrases export {name} OUT`.")
 
-    def open(self, backend: str | None = None, tokenizer=None) -> "ExportedModel":
+    def open(self, backend: str | None = None) -> "ExportedModel":
         """Opens the graph.
 
         Args:
             backend: "onnx" or "openvino"; may be left out if there is one graph.
-            tokenizer: is compared with the one that the graph was exported with.
 
         Raises:
             ImportError: if the backend is not installed.
-            ValueError: if the backend is unknown or has no graph here, if there are graphs of both and none is named, or if the
-                tokenizer differs.
+            ValueError: if the backend is unknown or has no graph here, or if there are graphs of both and none is named.
         """
         self.backend = choose_backend(self.folder, self.config.exported, backend)
-        graph = self.config.exported[self.backend]
-        if None not in (tokenizer, hash_tokenizer) and hash_tokenizer(tokenizer) != graph.get("tokenizer"):
-            raise ValueError(
-                f"The tokenizer of {self.folder} is not the one that the graph was exported with. Export the model again."
-            )
         self._start()
-        path = self.folder / graph_file(self.backend, graph["precision"])
-        with open(path.with_suffix(".bin") if self.backend == "openvino" else path, "rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").digest()
-        self.register_buffer("digest", torch.tensor(list(digest), dtype=torch.uint8))  # for `fingerprints.hash_weights`
         return self
 
     def _start(self) -> None:

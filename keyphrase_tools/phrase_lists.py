@@ -10,8 +10,7 @@ from numbers import Integral, Real
 from pathlib import Path
 
 from run_tools.errors import UserError, short_repr
-from run_tools.jsonl import read_jsonl
-from run_tools.rows import missing_columns
+from run_tools.rows import missing_columns, rows_of_file
 
 from .rows import NAME_COLUMNS
 
@@ -152,7 +151,7 @@ def _read_separated(paths, convert: Callable[[dict, str], dict], column: str) ->
                 unseparated = f"{where}: {column}={short_repr(value)}"
         return convert(row, where)
 
-    rows = read_jsonl(paths, convert=check)
+    rows = [check(row, where) for where, row in rows_of_file(paths)]
     if unseparated and not separated:
         raise UserError(f"{unseparated} is one phrase, since no row has a ';' between phrases. Use {FORMS}.")
     return rows

@@ -116,7 +116,7 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
             model = ExportedModel(model.config._name_or_path, **model.__dict__.get("exported_from", {}))
         model.__dict__.pop("exported_from", None)  # a token, which is not to be pickled
         if isinstance(model, ExportedModel):
-            model.open(backend, kwargs.get("tokenizer"))
+            model.open(backend)
             args, kwargs = (), {"device": "cpu", **kwargs, "model": model}
         check_batch_size(kwargs.get("batch_size"))
         super().__init__(*args, **kwargs)

@@ -1,7 +1,4 @@
-"""The demo app: keyphrases, definitions, summaries, and the experts that read a text, in a browser.
-
-`lexperts app` starts it; `examples/space` is the same page as a Space of the Hub. It needs the extra `app` (Gradio), and no network.
-"""
+"""The demo app of `lexperts app` and of `examples/space`: keyphrases, definitions, summaries, and the experts that read a text."""
 
 import os
 import re
@@ -46,13 +43,8 @@ def for_visitors(answer: Callable) -> Callable:
 
 
 class Answers:
-    """What the tabs show.
-
-    Args:
-        extract: a keyphrase pipeline.
-        mixture: model, tokenizer and names of the experts, as `open_mixture` returns them.
-        device: of the models over SmolLM2, each of which is opened on first use.
-        max_characters: of a text.
+    """What the tabs show: by a keyphrase pipeline, a mixture of `open_mixture`, and default models, each of which is opened on first
+    use, on `device`.
     """
 
     def __init__(self, extract, mixture: tuple | None = None, device: str | None = None, max_characters: int = 20_000):
@@ -139,8 +131,8 @@ class Answers:
 
 
 def highlight(text: str, marks: Iterable[tuple[int, int, str]]) -> dict:
-    """The value of `gr.HighlightedText`: of marks that overlap the longest, or of equally long ones the first, and the words between
-    them without a label, since it breaks lines only between entities. Offsets are Python's.
+    """The value of `gr.HighlightedText`: of marks that overlap the longest, then the first, and the words between them without a label,
+    since it breaks lines only between entities.
     """
     words = [(word.start(), word.end(), None) for word in re.finditer(r"\S+\s*", text)]
     taken, covered = [], set[int]()
@@ -207,7 +199,7 @@ def launch(
     """Serves the page.
 
     Args:
-        model, mixture, device, trust_remote_code, max_characters: as the options of `lexperts app`. A mixture is on the CPU.
+        model, mixture, ...: as the options of `lexperts app`. A mixture is on the CPU.
         host, port: by default those of the environment (`GRADIO_SERVER_NAME`), or 127.0.0.1 and the first free port from 7860.
         wait: until it is stopped; otherwise returns the page, whose `close()` ends it.
     """

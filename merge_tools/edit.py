@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from run_tools.errors import UserError, expand_user
+from run_tools.errors import UserError
 
 from .check import check_sources, mixture_class
 from .compose import CENTROIDS, mixture_items, summarize
@@ -118,7 +118,7 @@ def edited_record(old: Mixture, recipe: Recipe, out: str | Path) -> dict[str, An
     """The record of a mixture with another recipe, with the old experts that are in it."""
 
     def moved(source: dict[str, Any]) -> dict[str, Any]:
-        from_old, new = old.folder.resolve(), expand_user(out).resolve()
+        from_old, new = old.folder.resolve(), Path(out).expanduser().resolve()
         return source | {k: os.path.relpath(from_old / source[k], new) for k in ("path", "over") if k in source}
 
     experts = [moved(expert) for expert in old.record["experts"] if expert["name"] in recipe.names]

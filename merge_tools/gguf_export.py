@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise ImportError("Writing GGUF files needs gguf. Install it with: pip install 'lexperts[gguf]'") from error
 
-from run_tools.errors import UserError, expand_user
+from run_tools.errors import UserError
 
 from .check import check_complete
 from .families import MIXTURES, MixtureClass
@@ -37,7 +37,7 @@ def export_gguf(mixture: str | Path, out: str | Path) -> dict[str, Any]:
     Returns `out`, `tensors`, `bytes`, `architecture` (of llama.cpp) and `warnings`. Raises a `UserError` if llama.cpp cannot represent
     the mixture, or `out` exists.
     """
-    folder, out = expand_user(mixture), expand_user(out).resolve()
+    folder, out = Path(mixture).expanduser(), Path(out).expanduser().resolve()
     kind = MIXTURES.get(str(model_type := read_json(folder / "config.json").get("model_type")))
     if not kind or not kind.gguf:
         able = ", ".join(name for name, known in MIXTURES.items() if known.gguf)

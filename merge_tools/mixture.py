@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from run_tools.errors import UserError, did_you_mean, expand_user
+from run_tools.errors import UserError, did_you_mean
 
 from .families import FAMILIES, FORMATS, LINEARS
 from .low_rank import Factors
@@ -35,7 +35,7 @@ class Mixture:
         """
         import modeling_lexicon  # noqa: F401  (registers its configuration)
 
-        self.folder, self.moved = expand_user(folder), moved or {}
+        self.folder, self.moved = Path(folder).expanduser(), moved or {}
         self.record = read_record(self.folder)
         try:
             self.recipe: Recipe = read_recipe(self.record["recipe"])
@@ -79,7 +79,7 @@ class Mixture:
     def open_source(self, name: str) -> Source:
         """Opens an expert, or the base, that the mixture was made from. Raises a `UserError` that says what to do if it was moved."""
         record = self.record["base"] if name == "base" else self.record["experts"][self.index_of(name)]
-        folder = expand_user(self.moved[name]) if name in self.moved else self._place(record)
+        folder = Path(self.moved[name]).expanduser() if name in self.moved else self._place(record)
         if folder is not None and not folder.is_dir():
             raise UserError(f"{name}: {str(folder)!r} does not exist. If it was moved: --moved {name}=FOLDER.")
         if folder is not None and (over := self._place(record, "over")) is not None and over.is_dir():

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 
-from run_tools.errors import UserError, did_you_mean, expand_user, one_line, short_repr
-from run_tools.yaml_files import read_yaml
+from run_tools.errors import UserError, did_you_mean, one_line, short_repr
+from run_tools.files import read_yaml
 
 from .families import MIXTURES
 
@@ -140,8 +140,8 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
     if isinstance(source, Recipe):
         source = source.to_dict()
     elif not isinstance(source, dict):
-        folder = expand_user(source).parent
-        source = read_yaml(expand_user(source))
+        folder = Path(source).expanduser().parent
+        source = read_yaml(Path(source).expanduser())
     dense = source.keys() & {"merge_method", "models", "slices"}
     if dense and "experts" not in source:
         raise UserError(
@@ -180,7 +180,7 @@ def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | No
             if not value.strip():
                 raise UserError(f"{name} in {where} is empty.")
             if name in PATHS:
-                paths = [expand_user(part) for part in value.split("+")]  # MODEL+ADAPTER
+                paths = [Path(part).expanduser() for part in value.split("+")]  # MODEL+ADAPTER
                 value = "+".join(str(folder / p if folder and (folder / p).exists() else p) for p in paths)
             value = [value] if name.endswith("_prompts") else value
         if value is not None:

@@ -2,7 +2,6 @@
 model card that is generated from it.
 """
 
-import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from run_tools.cards import join_card, make_table
-from run_tools.errors import UserError, escape, expand_user, format_size
+from run_tools.errors import UserError, escape
+from run_tools.files import sha256_of
 from run_tools.packaged import published_name
 
 from .families import FAMILIES, FORMATS
@@ -41,19 +41,13 @@ class Hashes:
         return {path.name: self._known[path].result() for path in source.files}
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def source_record(source: Source, hashes: Hashes, out: str | Path) -> dict[str, Any]:
     """A source: its name, path or Hub id, where its folder is from the mixture, its licence and the hashes of its files."""
     folder = source.adapter.folder if source.adapter else source.folder
     record: dict[str, Any] = {"name": source.name, "source": source.origin, "files": hashes.of(source)}
-    if os.path.isdir(expand_user(source.origin.split("+")[-1])):
+    if os.path.isdir(Path(source.origin.split("+")[-1]).expanduser()):
         places = {"path": folder} | ({"over": source.adapter.base} if source.adapter else {})
-        record |= {k: os.path.relpath(place.resolve(), expand_user(out).resolve()) for k, place in places.items()}
+        record |= {k: os.path.relpath(place.resolve(), Path(out).expanduser().resolve()) for k, place in places.items()}
     if license := read_license(folder):
         record["license"] = license
     return record
@@ -81,7 +75,7 @@ def write_record(folder: Path, record: dict[str, Any], sizes: dict[str, Any]) ->
     text = join_card(
         metadata(record),
         f"# Mixture of {len(record['experts'])} experts",
-        f"{sizes['parameters']:,} parameters, {sizes['active_parameters']:,} of them active per token; {format_size(sizes['bytes'])}.",
+        f"{sizes['parameters']:,} parameters, {sizes['active_parameters']:,} of them active per token; {sizes['bytes'] / 1e9:.3g} GB.",
         HOW_TO_OPEN.format(imports=IMPORTS if record["format"] == "lexicon" else ""),
         *describe_sources(record),
         *describe_routing(record),

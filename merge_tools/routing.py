@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from run_tools.errors import UserError, expand_user
+from run_tools.errors import UserError
 from run_tools.loading import open_model, open_tokenizer
 
 from .families import FORMATS
@@ -69,7 +69,7 @@ def open_mixture(folder: str | Path, **options: Any):
 
     import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
-    folder = expand_user(folder)
+    folder = Path(folder).expanduser()
     if (model_type := read_json(folder / "config.json").get("model_type")) not in FORMATS:
         raise UserError(f"{folder} has model_type {model_type!r}. Give a mixture ({', '.join(FORMATS)}).")
     model, tokenizer = open_model(AutoModelForCausalLM, folder, **options).eval(), open_tokenizer(folder)
@@ -111,8 +111,3 @@ def route_text(model, tokenizer, names: list[str], text: str, domain: str | None
     top, index = (values.expand(-1, length, k) for values in logits.topk(k, dim=-1))
     routers = [f"layer {layer}" for layer in gates_of(model)]
     return Routing(text, tokens, routers, index.numpy(), top.softmax(-1).numpy(), names)
-
-
-def printable(token: str) -> str:
-    """A token with tokenizers' markers for spaces replaced by an underscore."""
-    return token.replace("Ġ", "_").replace("▁", "_").replace("Ċ", "\\n")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from run_tools.errors import UserError, closest, expand_user, join_names, one_line
+from run_tools.errors import UserError, closest, one_line, short_repr
 from run_tools.packaged import PACKAGED_MODELS, find_packaged
 
 Spec = tuple[str, tuple[int, ...]]  # dtype (safetensors' name) and shape of a tensor
@@ -149,14 +149,14 @@ def weight_files(folder: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         others = sorted(path.name for pattern in ("*.bin", "*.gguf", "*.safetensors") for path in folder.glob(pattern))
-        found = f" It has {join_names(others)}: load and save it with save_pretrained()." if others else ""
+        found = f" It has {short_repr(others)}: load and save it with save_pretrained()." if others else ""
         raise UserError(f"{folder} has neither {single.name} nor {INDEX}.{found}")
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, dict) or any(Path(str(name)).name != name for name in placed.values()):
         raise UserError(f"{index} has no weight_map from tensors to files of this folder.")
     files = [folder / name for name in sorted(set(placed.values()))]
     if missing := [path.name for path in files if not path.is_file()]:
-        raise UserError(f"{folder} is missing {join_names(missing)} of the {len(files)} files in {INDEX}.")
+        raise UserError(f"{folder} is missing {short_repr(missing)} of the {len(files)} files in {INDEX}.")
     return files
 
 
@@ -174,7 +174,7 @@ def open_source(name: str, origin: str, base_model: str | None = None, folder: P
     """
     if folder is None:
         model, plus, adapter = origin.partition("+")
-        if plus and not os.path.isdir(expand_user(origin)):
+        if plus and not os.path.isdir(Path(origin).expanduser()):
             return open_adapter(name, origin, locate(adapter), locate(model))
         folder = locate(origin)
     if (folder / "adapter_config.json").is_file():
@@ -184,7 +184,7 @@ def open_source(name: str, origin: str, base_model: str | None = None, folder: P
 
 def locate(origin: str) -> Path:
     """The folder of a path, a packaged model, or a snapshot of a Hub repository, which is downloaded. Raises a `UserError` if there is none."""
-    path = expand_user(origin)
+    path = Path(origin).expanduser()
     if path.is_dir():
         return path
     if origin in PACKAGED_MODELS:
@@ -211,7 +211,7 @@ def find_base(adapter: Path, base_model: str | None) -> Path:
     named = config.get("base_model_name_or_path") or base_model
     if not named:
         raise UserError(f"{adapter} is an adapter that names no base. Set base_model in the recipe.")
-    for folder in (adapter.parent / named, expand_user(named)):
+    for folder in (adapter.parent / named, Path(named).expanduser()):
         if folder.is_dir():
             return folder
     if base_model and Path(base_model).name == Path(named).name:

@@ -1,11 +1,11 @@
 """Files of texts: .txt with one text per line, or rows with texts, such as JSON Lines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from run_tools.errors import UserError, expand_user, short_repr
-from run_tools.jsonl import rows_of_file
+from run_tools.errors import UserError, short_repr
+from run_tools.rows import read_jsonl, rows_of_file
 
 
 def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -> list[str]:
@@ -15,14 +15,12 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
         text_of_row: gives the text of a row, or raises a `KeyError`.
 
     Raises:
-        UserError: if the file does not exist or is not UTF-8, has no texts, or rows without one.
+        FileNotFoundError, UserError: if the file does not exist, cannot be read, or has no texts, or rows without one.
     """
-    path = expand_user(path)
-    if not path.is_file():
-        raise UserError(f"{path} is not a file.")
     texts: dict[str, None] = {}
+    path = Path(path).expanduser()
     for where, row in rows_of_file(path):
-        if path.suffix.lower() == ".txt" and not row["text"].strip():
+        if path.suffix == ".txt" and not row["text"].strip():
             continue
         try:
             text = text_of_row(row)
@@ -51,3 +49,20 @@ def prompt_of(row: dict[str, Any]) -> str:
     from modeling_lexicon.data_lexicon import format_prompt
 
     return format_prompt(row["term"], row["context"])
+
+
+def read_definitions(paths: Sequence[str | Path]) -> tuple[list[dict[str, Any]], int]:
+    """Rows of `term`, `context` and `definition`, one for each context of a list.
+
+    Returns:
+        The complete rows, and the number of rows without a text for each of the three. Raises a `UserError` if none is complete.
+    """
+    rows = []
+    for row in read_jsonl(paths):
+        contexts = row.get("context")
+        rows += [{**row, "context": context} for context in (contexts if isinstance(contexts, list) else [contexts])]
+    names = ("term", "context", "definition")
+    complete = [row for row in rows if all(isinstance(row.get(name), str) and row[name].strip() for name in names)]
+    if not complete:
+        raise UserError(f"{paths[0]}: none of the {len(rows):,} rows has a text as {', '.join(map(repr, names))}.")
+    return complete, len(rows) - len(complete)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from run_tools.errors import UserError, expand_user
+from run_tools.errors import UserError
 
 from .compose import summarize
 from .edit import edited_record
@@ -61,7 +61,7 @@ def tune(
     Raises:
         UserError: if the mixture has no gates to train, a file cannot be read, a loss is not finite, or `out` is not free.
     """
-    folder, splits = expand_user(mixture), {name: split_texts(path, holdout) for name, path in domains.items()}
+    folder, splits = Path(mixture).expanduser(), {name: split_texts(path, holdout) for name, path in domains.items()}
     options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
     with new_folder(out) as writing:
         model, tokenizer, _ = open_mixture(folder, dtype=torch.float32)
@@ -98,7 +98,9 @@ def freeze_all_but_gates(model) -> dict[int, torch.nn.Parameter]:
     """Freezes everything except the gates, which are returned by layer. Raises a `UserError` if they cannot learn from texts."""
     config, gates = model.config, gates_of(model)
     if (policy := getattr(config, "routing_policy", "token")) != "token":
-        raise UserError(f"routing_policy is {policy}: its router reads a prompt. Use `lexperts train lexicon-router`.")
+        raise UserError(
+            f"routing_policy is {policy}: its gates read a prompt, and are not tuned. Compose it with gate_mode: ridge."
+        )
     if not gates:
         raise UserError(f"model_type {config.model_type!r} has no gates. Give a mixture of experts.")
     if config.num_experts_per_tok == 1 and (config.model_type == "mixtral" or getattr(config, "norm_topk_prob", False)):

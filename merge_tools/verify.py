@@ -8,6 +8,7 @@ import torch
 from tqdm import tqdm
 
 from run_tools.errors import UserError
+from run_tools.files import sha256_of
 
 from .check import mixture_class
 from .compose import CENTROIDS, centroid_items, mixture_items
@@ -15,7 +16,7 @@ from .gates import fit_gates, random_rows
 from .low_rank import Factors
 from .mixture import Mixture
 from .output import mixture_config
-from .record import Hashes, sha256_of
+from .record import Hashes
 from .sources import Source, read_json
 from .writer import Item
 

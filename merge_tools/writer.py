@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from run_tools.errors import UserError, expand_user
+from run_tools.errors import UserError
 
 from .sources import DTYPES, INDEX
 
@@ -70,7 +70,7 @@ def new_folder(out: str | Path, keep: bool = True) -> Iterator[Path]:
 
     Raises a `UserError` if `out` is not free, or a run that was killed, or still runs, has left such a folder.
     """
-    out = expand_user(out).resolve()
+    out = Path(out).expanduser().resolve()
     if os.path.lexists(out) and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty. Choose another folder, or delete it first.")
     partial = out.with_name(f"{out.name}.partial")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import cards
-from .errors import UserError, join_names, one_line
+from .errors import UserError, one_line, short_repr
 from .packaged import DEFAULT_MODELS, locate_model
 
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
@@ -85,7 +85,7 @@ def open_model(cls: Any, name: Any, *args: Any, **options: Any):
         options = {"use_safetensors": True, **NO_CODE} | options
         model, info = cls.from_pretrained(name, *args, output_loading_info=True, **options)
         if missing := sorted(info["missing_keys"]):
-            raise CheckpointError(f"{name}: the weights lack {join_names(missing, 5)}, which would be random.")
+            raise CheckpointError(f"{name}: the weights lack {short_repr(missing)}, which would be random.")
         return model
 
 

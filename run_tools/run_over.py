@@ -1,28 +1,22 @@
-"""One way over a file: rows in, a model's results out, one JSON line per row, resumed after an interruption. Imports no torch."""
+"""One way over a file: rows in, a model's results out, one JSON line per row, resumed after an interruption."""
 
 import json
 import os
-import warnings
+from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any
+
+from tqdm import tqdm
 
 from .errors import UserError, one_line
-from .files import locked, naming, write_file
-from .fingerprints import differences
-from .rows import DELIMITERS, Source, batched
+from .files import differences, locked, write_file
+from .rows import DELIMITERS, Source
+from .tables import write_table
 
-TABLES = (*DELIMITERS, ".parquet")
 LINES = (".jsonl", ".ndjson", ".json", "")
-
-
-class Summary(NamedTuple):
-    """The number of rows of an output, of those with an error, and of those that this call has added."""
-
-    rows: int
-    errors: int
-    new: int
+Summary = namedtuple("Summary", "rows errors new")  # of an output; `new` are those that a call has added
 
 
 def run_over(
@@ -39,21 +33,16 @@ def run_over(
     types: Callable[[], Mapping] = dict,
     workers: int = 0,
 ) -> Summary:
-    """Writes a row for each row of a source: its columns, and the results of a model or `error`. Repeat the call after an
-    interruption: rows that are there are kept, and the output is the same as without the interruption.
+    """Writes a row for each row of a source: its columns, and the results of a model or `error`. Repeat the call after
+    an interruption: rows that are there are kept, and the output is the same as without the interruption.
 
     Args:
-        open_process: loads a model and returns a function from items to their results; called once per worker.
-        source: a file, folder or pattern, see `Source`.
-        out: a .jsonl, .csv, .tsv or .parquet file. OUT.settings.json is written beside it.
+        open_process: loads a model and returns a function from items to their results; called once per worker of Ray.
+        source, out: see `Source`; a .jsonl, .csv, .tsv or .parquet file, with OUT.settings.json beside it.
         settings: everything else on which results depend, as JSON.
         check: a row -> the item to process; a `ValueError` says why it has none.
-        batch_size: rows that are processed, and written, together.
-        keep: columns of the source to keep beside its id, by default all.
-        id_column: if the source has no such column, rows are numbered.
-        results: names of results, which no column that is kept may have.
-        types: returns the Arrow types of results, for Parquet; others are inferred.
-        workers: of Ray; by default this process.
+        keep, id_column: columns of the source to keep, by default all. If there is no column of ids, rows are numbered.
+        results, types: the names of results, and their Arrow types for Parquet; others are inferred.
 
     Raises:
         UserError: if `out` is of other settings, or not of a run, or the name of a column that of a result.
@@ -65,42 +54,35 @@ def run_over(
     if taken := names & own:
         raise UserError(f"{source.name}: the column {min(taken)!r} has the name of a result. Rename or omit it.")
     state, ids = source.state(), id_column if id_column in source.columns else None
-    output = Output(out, {**settings, "source": state}, types)
-    if output.is_finished:
-        return Summary(output.rows, output.errors, 0)
-    from tqdm import tqdm
-    from tqdm.contrib.logging import logging_redirect_tqdm
-
-    from .ray_workers import process_by_ray
-
+    output = Output(out, {**settings, "source": state})
+    if output.finished:
+        return Summary(output.finished["rows"], output.finished["errors"], 0)
     process = None if workers else open_process()  # before anything is written: a model may be missing
-    with output, tqdm(total=source.count(), unit=" documents") as bar, logging_redirect_tqdm():
-        done = bar.initial = output.rows
-        batches = unfinished(batched(source, batch_size), output)
+    total = sum(1 for _ in source) if "file" in source.fs.protocol else None  # remote files are not read twice
+    output.path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(output.lines) as output.file, tqdm(total=total, unit=" documents") as bar:
+        output.compare()  # another process may have begun
+        output.write_record()
+        done = output.cut()
+        # a batch of which there is a part is begun again
+        start = bar.n = bar.initial = output.cut(done - done % batch_size)
+        unfinished = islice(source, start, None)
+        batches = iter(lambda: list(islice(unfinished, batch_size)), [])
         if process is None:
             processed = process_by_ray(open_process, check, batches, workers)
         else:
-            processed = ((start, rows, process_each(process, rows, check)) for start, rows in batches)
-        for start, rows, found in processed:
+            processed = ((rows, process_each(process, rows, check)) for rows in batches)
+        for rows, found in processed:
             numbered = enumerate(zip(rows, found, strict=True), start)
-            output.write(columns(row, number, keep, ids) | result for number, (row, result) in numbered)
-            bar.update(output.rows - bar.n)
-            bar.set_postfix({"errors": output.errors} if output.errors else {})
+            lines = [format_row(columns(row, number, keep, ids) | result) for number, (row, result) in numbered]
+            output.file.writelines(lines)
+            output.file.flush()
+            start += len(lines)
+            bar.update(len(lines))
         if source.state() != state:
             raise UserError(f"{source.name} has changed while it was read. Delete {out}, and repeat the command.")
-        output.finish()
-    return Summary(output.rows, output.errors, output.rows - done)
-
-
-def unfinished(batches: Iterable[list], output: "Output") -> Iterator[tuple[int, list]]:
-    """The batches that an output lacks, each after the index of its first row. One of which it has a part is begun again."""
-    start, done = 0, output.rows
-    for batch in batches:
-        if start + len(batch) > done:
-            if start < done:
-                output.cut(start)
-            yield start, batch
-        start += len(batch)
+        total, errors = output.finish(types())
+    return Summary(total, errors, total - done)
 
 
 def columns(row: Any, number: int, keep: Sequence[str] | None, id_column: str | None) -> dict:
@@ -112,11 +94,8 @@ def columns(row: Any, number: int, keep: Sequence[str] | None, id_column: str | 
 
 
 def process_each(process: Callable[[list], list[dict]], rows: Sequence, check: Callable) -> list[dict]:
-    """The results of rows, or `{"error": reason}`: for a row that is an error, that `check` refuses, or that fails. If
-    rows fail together, they are processed one by one.
-
-    Raises:
-        Exception: if all of several rows fail other than by their values, or if the device fails: so would all others.
+    """The results of rows, or `{"error": reason}` for one that is an error, that `check` refuses, or that fails alone.
+    Raises the error if all of several rows fail other than by their values, or if the device fails: so would all others.
     """
     results: dict[int, dict] = {}
     items: dict[int, Any] = {}
@@ -127,129 +106,121 @@ def process_each(process: Callable[[list], list[dict]], rows: Sequence, check: C
             items[i] = check(row)
         except ValueError as error:
             results[i] = {"error": one_line(error)}
-    together, errors = None, []
     try:
         found = process(list(items.values())) if items else []
-    except Exception as error:
-        found, together = [], error
-    for item in items.values() if together else ():
-        try:
-            found += process([item])
-        except Exception as error:
-            if type(error).__name__ == "AcceleratorError":
-                raise
-            kind = "" if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: "
-            found.append({"error": kind + one_line(error).removeprefix(kind)})
-            errors.append(error)
-    if 1 < len(errors) == len(items) and not isinstance(errors[0], (ValueError, TypeError)):
-        raise errors[0]
-    if together and not errors and len(items) > 1:
-        warnings.warn(f"{len(items)} rows failed together ({one_line(together)}), and none alone.", stacklevel=2)
+    except Exception:
+        found, errors = [], []
+        for item in items.values():
+            try:
+                found += process([item])
+            except Exception as error:
+                if type(error).__name__ == "AcceleratorError":
+                    raise
+                errors.append(error)
+                found.append({"error": one_line(error)})
+        if 1 < len(errors) == len(items) and not isinstance(errors[0], (ValueError, TypeError)):
+            raise errors[0] from None
     results |= dict(zip(items, found, strict=True))
     return [results[i] for i in range(len(rows))]
 
 
-class Output:
-    """A file to which rows are appended; a context manager that locks it. Beside it is a record, OUT.settings.json. Until all
-    are there, the rows of a CSV or Parquet file are in OUT.rows.jsonl.
-
-    Attributes:
-        rows, errors: the number of rows that are there, and of those with an error.
-        is_finished: whether an earlier run has written all rows.
+def process_by_ray(open_process: Callable, check: Callable, batches: Iterable[list], workers: int) -> Iterator[tuple]:
+    """The batches in order, each with the results of its rows, by workers that share the GPUs of the cluster (RAY_ADDRESS,
+    by default this machine). Raises a `RuntimeError` if the model does not load, or a worker is lost more than three times.
     """
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError("--workers needs Ray. Install it with: pip install 'lexperts[ray]'") from error
+    ray.init(log_to_driver=False, logging_level="error", ignore_reinit_error=True)  # ends with this process
+    gpus = min(1, ray.cluster_resources().get("GPU", 0) / workers)
 
-    def __init__(self, out: str | Path, settings: Mapping, types: Callable[[], Mapping] = dict):
-        self.path, self.types, self.record = Path(out), types, Path(f"{out}.settings.json")
-        self.is_table = self.path.suffix in TABLES
-        if not self.is_table and self.path.suffix not in LINES or self.path.is_dir():
+    @ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=3, max_task_retries=3)
+    class Worker:
+        def __init__(self):
+            self.process = open_process()
+
+        def results(self, rows):
+            return rows, process_each(self.process, rows, check)
+
+    pool = ray.util.ActorPool([Worker.remote() for _ in range(workers)])  # type: ignore[attr-defined]
+    try:
+        for batch in batches:
+            if not pool.has_free():
+                yield pool.get_next()
+            pool.submit(lambda worker, rows: worker.results.remote(rows), batch)
+        while pool.has_next():
+            yield pool.get_next()
+    except ray.exceptions.RayError as error:
+        raise RuntimeError(f"A worker failed: {getattr(error, 'cause', None) or error}") from error
+
+
+class Output:
+    """A file with its record OUT.settings.json. Until a table is `finished`, its rows are in OUT.rows.jsonl."""
+
+    file: IO[bytes]  # of the rows, while it is locked
+
+    def __init__(self, out: str | Path, settings: Mapping):
+        self.path, self.record = Path(out), Path(f"{out}.settings.json")
+        self.is_table = self.path.suffix in (*DELIMITERS, ".parquet")
+        if not self.is_table and self.path.suffix not in LINES:
             raise UserError(f"OUT {out} is not the name of a .jsonl, .csv, .tsv or .parquet file.")
         self.lines = Path(f"{out}.rows.jsonl") if self.is_table else self.path
         self.settings = json.loads(json.dumps(settings, default=str))
-        self.rows = self.errors = 0
-        self.is_finished, self._stack = False, ExitStack()
-        self.compare()
+        self.finished = self.compare()
 
-    def __enter__(self):
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = self._stack.enter_context(locked(self.lines))
-        self.compare()  # another process may have begun
-        self.cut()
-        self.write_record()
-        return self
-
-    def __exit__(self, *_):
-        with suppress(OSError):  # of a full disk, which was raised before
-            self._stack.close()
-
-    def compare(self) -> None:
-        """Reads the record. Raises a `UserError` if the file is of other settings, or not of a run."""
+    def compare(self) -> dict | None:
+        """What a run has finished. Raises a `UserError` if the file is of other settings, or not of a run."""
         has_rows = any(path.exists() and path.stat().st_size for path in (self.path, self.lines))
-        if not self.record.exists():
-            if has_rows:
-                raise UserError(f"{self.path} already exists, and is not of a run. Choose another name, or delete it.")
-            return
         try:
             record = json.loads(self.record.read_text(encoding="utf-8"))
-            changes = differences(record["settings"], self.settings)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{self.record} is damaged, or not of a run. Move it and {self.path} away.") from error
+            changes, finished = differences(record["settings"], self.settings), record.get("finished")
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            if has_rows or self.record.exists():
+                raise UserError(f"{self.path} or {self.record.name} is not of a run. Choose another name.") from error
+            return None
         if changes and has_rows:
             raise UserError(f"{self.path} is of other settings: {changes}. Repeat those, or choose another name.")
-        finished = None if changes or not self.path.exists() else record.get("finished")
-        if finished and self.path.stat().st_size == finished["bytes"]:
-            self.is_finished, self.rows, self.errors = True, finished["rows"], finished["errors"]
-        elif finished and self.is_table:
+        if changes or not finished or not self.path.exists():
+            return None
+        is_same = self.path.stat().st_size == finished["bytes"]
+        if self.is_table and not is_same:
             raise UserError(f"{self.path} has changed since it was written. Delete it, or choose another name.")
+        return finished if is_same else None
 
     def write_record(self, **finished) -> None:
         """Writes OUT.settings.json."""
-        record = {"settings": self.settings, **finished}
-        write_file(self.record, json.dumps(record, ensure_ascii=False, indent=1) + "\n")
+        text = json.dumps({"settings": self.settings, **finished}, ensure_ascii=False, indent=1)
+        write_file(self.record, text + "\n")
 
-    def write(self, rows: Iterable[dict]) -> None:
-        """Appends rows. Raises an `OSError` that names the file if the disk is full."""
-        rows = list(rows)
-        with naming(self.path):
-            self.file.writelines(map(format_row, rows))
-            self.file.flush()
-        self.rows += len(rows)
-        self.errors += sum("error" in row for row in rows)
-
-    def cut(self, limit: int | None = None) -> None:
-        """Removes the rows after the first ones, and an incomplete line of a process that was killed."""
-        self.rows = self.errors = end = 0
+    def cut(self, limit: int | None = None) -> int:
+        """Removes rows after the first ones, and an incomplete line of a process that was killed -> their number."""
+        rows = end = 0
         with self.lines.open("rb") as file:
             for line in file:
-                if self.rows == limit or not line.endswith(b"}\n"):
+                if rows == limit or not line.endswith(b"}\n"):
                     break
-                self.rows, end = self.rows + 1, end + len(line)
-                self.errors += b'"error": "' in line and "error" in json.loads(line)  # not within a column
+                rows, end = rows + 1, end + len(line)
         self.file.truncate(end)
+        return rows
 
-    def finish(self) -> None:
-        """Converts the rows of a CSV or Parquet file, and records that all are there."""
+    def finish(self, types: Mapping) -> tuple[int, int]:
+        """Converts the rows of a table, and records that all are there -> their number, and that of errors."""
         os.fsync(self.file.fileno())
+        with self.lines.open("rb") as file:
+            errors = ["error" in json.loads(line) for line in file]
         if self.is_table:
-            from .tables import write_table
-
             new = self.path.with_name(f".{self.path.name}.tmp")
-            with naming(self.path):
-                write_table(self.lines, new, self.path.suffix, self.types())
+            write_table(self.lines, new, self.path.suffix, types)
             new.replace(self.path)
-        self.write_record(finished={"rows": self.rows, "errors": self.errors, "bytes": self.path.stat().st_size})
+        finished = {"rows": len(errors), "errors": sum(errors), "bytes": self.path.stat().st_size}
+        self.write_record(finished=finished)
         if self.is_table:
             self.lines.unlink()
+        return len(errors), sum(errors)
 
 
 def format_row(row: dict) -> bytes:
     """A row as a line of JSON: NaN and infinity are null, dates and decimals texts, lone surrogates question marks."""
-
-    def to_json(value):
-        return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-    try:
-        text = json.dumps(row, ensure_ascii=False, default=to_json, allow_nan=False)
-    except ValueError:
-        row = json.loads(json.dumps(row, default=to_json), parse_constant=lambda _: None)
-        text = json.dumps(row, ensure_ascii=False)
-    return f"{text}\n".encode("utf-8", "replace")
+    row = json.loads(json.dumps(row, default=str), parse_constant=lambda _: None)
+    return f"{json.dumps(row, ensure_ascii=False)}\n".encode("utf-8", "replace")

@@ -1,9 +1,7 @@
-"""A server of keyphrases: the options of its commands, its socket, and the run until SIGTERM."""
+"""A server of keyphrases: the options of its commands, and its socket."""
 
 import socket
 from contextlib import suppress
-
-from .errors import UserError
 
 OPTIONS = {  # default and help; those after the port are limits of `keyphrase_tools.serving.create_app`
     "host": ("127.0.0.1", "Address to listen on; 0.0.0.0 for all."),
@@ -18,11 +16,8 @@ OPTIONS = {  # default and help; those after the port are limits of `keyphrase_t
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket: clients wait until the model is loaded. Raises a `UserError` if the address is not available."""
-    try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise UserError(f"--host {host} --port {port} is not available: {error}. Port 0 is any free one.") from error
+    """A listening socket: clients wait until the model is loaded. Raises an `OSError` for an address that is taken."""
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def run_server(app, listener: socket.socket) -> None:
@@ -31,7 +26,7 @@ def run_server(app, listener: socket.socket) -> None:
 
     host, port = listener.getsockname()[:2]
     print(f"serving on http://{f'[{host}]' if ':' in host else host}:{port}, documentation at /docs", flush=True)
-    limits = {"limit_concurrency": 512, "timeout_keep_alive": 75}  # seconds: longer than the longest Retry-After
+    limits = {"limit_concurrency": 512, "timeout_keep_alive": 75}  # seconds, more than the longest Retry-After
     config = uvicorn.Config(app, http="h11", ws="none", access_log=False, server_header=False, **limits)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])

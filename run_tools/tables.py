@@ -13,23 +13,6 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def write_table(lines: Path, output: Path, suffix: str, types: Mapping) -> None:
-    """Writes the rows of a JSON Lines file, which is read twice: first for the columns.
-
-    Args:
-        suffix: .parquet, .csv or .tsv.
-        types: Arrow types that are known. A column of several types, such as ids that are numbers and texts, is one of texts.
-    """
-    if suffix == ".parquet":
-        write_parquet(lines, output, types)
-        return
-    names = {name: None for group in groups(lines) for row in group for name in flatten(row) if name != "error"}
-    with output.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [*names, "error"], "", delimiter=DELIMITERS[suffix], lineterminator="\r\n")
-        writer.writeheader()
-        writer.writerows(flatten(row) for group in groups(lines) for row in group)
-
-
 def groups(lines: Path) -> Iterator[list[dict]]:
     """The rows of a JSON Lines file, in groups that are in memory together."""
     with lines.open("rb") as file:
@@ -38,8 +21,8 @@ def groups(lines: Path) -> Iterator[list[dict]]:
 
 
 def flatten(row: Mapping) -> dict[str, str]:
-    """The cells of a row. Texts of a list are joined by "; ", and so are the first fields of a list of objects; of `keyphrases`
-    those with a score, which are the column `scores`. Other values are JSON. A formula has an apostrophe before it.
+    """The cells of a row. Texts of a list are joined by "; ", and so are the first fields of a list of objects; of
+    `keyphrases` those with a score, which is in `scores`. Other values are JSON. A formula has an apostrophe before it.
     """
     cells = {}
     for name, value in row.items():
@@ -56,8 +39,15 @@ def flatten(row: Mapping) -> dict[str, str]:
     return cells
 
 
-def write_parquet(lines: Path, output: Path, types: Mapping) -> None:
-    """Writes a Parquet file, see `write_table`."""
+def write_table(lines: Path, output: Path, suffix: str, types: Mapping) -> None:
+    """Writes JSON Lines as a .csv, .tsv or .parquet file. Other Arrow types are inferred; that of mixed ones is text."""
+    if suffix in DELIMITERS:
+        names = {name: None for group in groups(lines) for row in group for name in flatten(row) if name != "error"}
+        with output.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, [*names, "error"], "", delimiter=DELIMITERS[suffix])
+            writer.writeheader()
+            writer.writerows(flatten(row) for group in groups(lines) for row in group)
+        return
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 
@@ -67,11 +57,11 @@ def write_parquet(lines: Path, output: Path, types: Mapping) -> None:
         for name in {name: None for row in group for name in row}:
             try:
                 new = pyarrow.array([row.get(name) for row in group]).type
-                pair = [pyarrow.schema([("x", one)]) for one in (found.get(name, pyarrow.null()), new)]
-                merged = pyarrow.unify_schemas(pair, promote_options="permissive").field("x").type
-                found[name] = text if "struct<>" in str(merged) else merged  # which Parquet cannot hold
+                both = [pyarrow.schema({name: one}) for one in (found.get(name, new), new)]
+                found[name] = pyarrow.unify_schemas(both, promote_options="permissive").types[0]
             except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):
                 found[name] = text
+    found = {name: text if "struct<>" in str(one) else one for name, one in found.items()}  # which Parquet cannot hold
     schema = pyarrow.schema({**found, "error": text, **types})
     with ParquetWriter(output, schema, compression="zstd") as writer:
         for group in groups(lines):

@@ -73,7 +73,7 @@ def test_importing_changes_no_state_of_the_process():
         "            sys.getrecursionlimit(), sys.excepthook, threading.active_count(), os.getcwd(), socket.getdefaulttimeout(), gc.isenabled()]\n"
         "before = state()\n"
         "import lexperts, run_tools.run_over, keyphrase_tools.metrics, merge_tools, lexperts.cli.keyphrases\n"
-        "import lexperts.recipes.lexicon.data\n"
+        "import lexperts.recipes.data\n"
         "print([i for i, (a, b) in enumerate(zip(before, state())) if a != b])"
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr[-2000:]

@@ -16,8 +16,8 @@ from lexperts.app import Answers
 from lexperts.cli.define import app
 from lexperts.cli.keyphrases import app as keyphrases_app
 from lexperts.cli.summarize import summarize as summarize_command
-from run_tools.jsonl import read_lines
 from run_tools.packaged import PACKAGED_MODELS, find_packaged
+from run_tools.rows import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = [name for name in PACKAGED_MODELS if name.endswith("-smollm2")]
@@ -95,12 +95,12 @@ def test_files_are_read_without_a_model(tmp_path, summarize, generate):
     commands.command("define")(lambda: None)  # so that the name of the command is needed
     given = [str(tmp_path / "in.jsonl"), str(tmp_path / "summaries.jsonl"), "--dataset", "papers"]
     assert CliRunner().invoke(commands, ["summarize", *given]).exit_code == 0
-    first, second = read_lines(tmp_path / "summaries.jsonl")
+    first, second = read_jsonl(tmp_path / "summaries.jsonl")
     assert first["summary_text"] == summarize(ABSTRACT, dataset="papers")[0]["summary_text"]
     assert second["error"] == "there is no 'document'; the columns are 'title', 'text'"
     given = [str(tmp_path / "in.jsonl"), str(tmp_path / "tags.jsonl"), "--title-column", "title"]
     assert CliRunner().invoke(keyphrases_app, ["generate", *given]).exit_code == 0
-    found = read_lines(tmp_path / "tags.jsonl")[1]["keyphrases"]
+    found = read_jsonl(tmp_path / "tags.jsonl")[1]["keyphrases"]
     assert [phrase["keyphrase"] for phrase in found] == [phrase["keyphrase"] for phrase in generate(QUESTION)]
 
 
@@ -138,7 +138,7 @@ def test_the_answers_that_pages_print_are_those_of_the_models(define, summarize,
     call, answer = re.search(r"^define\((\{.*?\})\)\[.*\n# (.*)$", pages["definitions"], re.M).groups()
     assert define(ast.literal_eval(call))["definition"] == answer
     (answer,) = re.findall(r'^summarize\(abstract, dataset="papers"\).*\n# (.*)$', pages["summarization"], re.M)
-    (abstract, *_) = read_lines(ROOT / "examples/smollm2/abstracts.jsonl")
+    (abstract, *_) = read_jsonl(ROOT / "examples/smollm2/abstracts.jsonl")
     assert summarize(abstract["document"], dataset="papers")[0]["summary_text"] == answer
     visit, answer = re.search(
         r'^visit = (\(.*?^\))\nsummarize\(visit, dataset="clinic"\)[^\n]*  # ([^\n]*)$',

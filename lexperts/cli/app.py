@@ -11,6 +11,7 @@ from .common import Device, Model, TrustRemoteCode
 
 
 def app(
+    context: typer.Context,
     model: Model = None,
     mixture: Annotated[
         Path | None,
@@ -33,6 +34,4 @@ def app(
     print("opening the keyphrase model; the address of the page follows", flush=True)
     from ..app import launch
 
-    launch(
-        model, mixture=mixture, device=device, trust_remote_code=trust_remote_code, max_characters=max_characters, host=host, port=port
-    )  # fmt: skip
+    launch(**context.params)

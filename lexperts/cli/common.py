@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -34,10 +33,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 
 
 class OneLineGroup(TyperGroup):
-    """A group of commands that ends with one line for any error, unless `--debug` is given.
-
-    The exit status is 2 for errors that a user can fix, 1 for others, 130 after Ctrl-C, and that of an error with a `status`.
-    """
+    """A group of commands that ends with one line for any error, unless `--debug` is given, and with status 2 if a user can fix it."""
 
     def main(self, args=None, *more, standalone_mode: bool = True, **options):
         """Runs a command."""
@@ -61,7 +57,7 @@ class OneLineGroup(TyperGroup):
             return result
         except KeyboardInterrupt as error:
             print_error(str(error) or "Repeat the command.", "interrupted")
-            raise typer.Exit(getattr(error, "status", 130)) from error
+            raise typer.Exit(130) from error
 
 
 def check_words(words: list[str]) -> None:
@@ -76,17 +72,15 @@ def print_usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
-        text = one_line(ValueError(error.format_message())).replace("Value error, ", "").rstrip(".")
-        command = f" See {error.ctx.command_path} --help." if getattr(error, "ctx", None) else ""
-        print_error(f"{text}{'' if text.endswith('?') else '.'}{command}")
+        hint = f" See {error.ctx.command_path} --help." if getattr(error, "ctx", None) else ""
+        print_error(one_line(ValueError(error.format_message())) + hint)
     return error.exit_code
 
 
 def print_failure(error: Exception) -> int:
     """Prints an error -> the exit status."""
     print_error(str(error) if isinstance(error, UserError) else one_line(error))
-    is_fixable = isinstance(error, FIXABLE) or type(error) is LookupError  # of an encoding
-    return getattr(error, "status", 2 if is_fixable else 1)
+    return 2 if isinstance(error, FIXABLE) or type(error) is LookupError else 1  # of an encoding
 
 
 def run_app(app: typer.Typer) -> None:
@@ -123,6 +117,6 @@ def new_app(name: str, help: str) -> typer.Typer:
     return app
 
 
-def print_result(content: dict | list, as_json: bool, render: Callable[[], str]) -> None:
-    """Prints a result as one line of JSON, or as rendered text."""
-    print(json.dumps(content, ensure_ascii=False) if as_json else render())
+def print_result(content: dict | list, as_json: bool, text: str) -> None:
+    """Prints a result as one line of JSON, or as text."""
+    print(json.dumps(content, ensure_ascii=False) if as_json else text)

@@ -43,7 +43,7 @@ def term(
     define = open_task(DEFINITIONS, locate_model(model, DEFINITIONS), device)
     found = define({"term": term, "context": context}, best_of=best_of, num_definitions=num_definitions)
     results = found if isinstance(found, list) else [found]
-    print_result(results, as_json, lambda: "\n".join(result["definition"] for result in results))
+    print_result(results, as_json, "\n".join(result["definition"] for result in results))
 
 
 @app.command()
@@ -77,13 +77,6 @@ def terms(
 
     name = locate_model(model, DEFINITIONS)
     options = {"best_of": best_of, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    file_options.write_results(
-        partial(open_definer, name, reward_model, device, seed, options),
-        rows,
-        context.params,
-        {"model": name, "reward_model": reward_model},
-        8 * batch_size,  # rows that are sorted by length together
-        check=check_term,
-        keep=keep,
-        results=("definition", "score"),
-    )
+    process, files = partial(open_definer, name, reward_model, device, seed, options), {"reward_model": reward_model}
+    more: dict = {"check": check_term, "keep": keep, "results": ("definition", "score")}
+    file_options.write_results(process, rows, context.params, {"model": name, **files}, 8 * batch_size, **more)

@@ -19,7 +19,7 @@ Delimiter = Annotated[str | None, typer.Option(help="Between the fields of CSV f
 Encoding = Annotated[str | None, typer.Option(help="Of text files, such as cp1252; by default UTF-8.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Texts per batch of the model.")]
 Workers = Annotated[int, typer.Option(min=0, help="Of Ray, here or on RAY_ADDRESS; by default this process works.")]
-NO_SETTINGS = ("source", "output", "device", "workers", "embedding_cache")  # on which no result depends
+NO_SETTINGS = ("source", "output", "device", "workers")  # on which no result depends
 
 
 def open_source(options: Mapping[str, Any], columns: Iterable[str]):
@@ -48,14 +48,12 @@ def write_results(
     """Runs a model over the rows, and prints how many there are. Exits with status 1 if no row could be processed.
 
     Args:
-        open_process, batch_size, more: as for `run_over`.
+        open_process, more: as for `run_over`.
         options: of the command.
         files: the models and files among them, which are the same if their content is.
-
-    Raises:
-        KeyboardInterrupt: with what to do then.
+        batch_size: rows that are processed together: enough batches of the model to sort them by length.
     """
-    from run_tools.fingerprints import fingerprint
+    from run_tools.files import fingerprint
     from run_tools.run_over import run_over
 
     settings = {name: value for name, value in options.items() if name not in NO_SETTINGS}

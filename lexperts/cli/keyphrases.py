@@ -6,20 +6,30 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from run_tools.errors import UserError, repr_path
+from run_tools.errors import UserError
+from run_tools.servers import OPTIONS, bind, run_server
 
-from . import common, file_options
-from .generate import generate
-from .serve import serve
+from . import file_options
+from .common import (
+    AsJson,
+    Count,
+    Device,
+    Dtype,
+    FileOption,
+    Model,
+    ModelOption,
+    TrustRemoteCode,
+    new_app,
+    print_result,
+    run_app,
+)  # fmt: skip
 
-app = common.new_app("keyphrases", "Keyphrases of documents: extract, generate and score them.")
-app.command()(serve)
-app.command()(generate)
+app = new_app("keyphrases", "Keyphrases of documents: extract, generate and score them.")
 
 Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as tags.")]
-PAGE = "keyphrases.html"
 Share = partial(typer.Option, min=0, max=1)
 FileArgument = partial(typer.Argument, exists=True, dir_okay=False)
+DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in OPTIONS.items()}
 
 
 @app.command()
@@ -27,25 +37,25 @@ def extract(
     context: typer.Context,
     source: file_options.Source,
     output: file_options.Output,
-    model: common.Model = None,
-    top_k: Annotated[int | None, common.Count(help="Keyphrases per document; default: 10, or all candidates.")] = None,
+    model: Model = None,
+    top_k: Annotated[int | None, Count(help="Keyphrases per document; default: 10, or all candidates.")] = None,
     min_score: Annotated[float | None, Share(help="Lowest score; by default the model decides how many.")] = None,
     style: Style = None,
-    candidates: Annotated[Path | None, common.FileOption(help="Phrases to score, one per line.")] = None,
+    candidates: Annotated[Path | None, FileOption(help="Phrases to score, one per line.")] = None,
     diversity: Annotated[float, Share(help="0: choose by score only; 1: by difference.")] = 0.0,
     nested: Annotated[bool, typer.Option(help="Keyphrases may be inside others.")] = True,
     language: Annotated[str | None, typer.Option(help="Stemmer, such as german, or none.")] = None,
     mentions: Annotated[bool, typer.Option("--mentions", help="Write all mentions of a keyphrase.")] = False,
     batch_size: file_options.BatchSize = 16,
-    dtype: common.Dtype = "float32",
-    trust_remote_code: common.TrustRemoteCode = False,
+    dtype: Dtype = "float32",
+    trust_remote_code: TrustRemoteCode = False,
     text_column: file_options.TextColumn = "text",
     title_column: file_options.TitleColumn = "title",
     id_column: file_options.IdColumn = "id",
     keep: file_options.Keep = None,
     delimiter: file_options.Delimiter = None,
     encoding: file_options.Encoding = None,
-    device: common.Device = None,
+    device: Device = None,
     workers: file_options.Workers = 0,
 ):
     """Extract the keyphrases of documents. Repeat the command after an interruption to resume.
@@ -61,34 +71,81 @@ def extract(
     from keyphrase_tools.extractor import KeyphraseExtractor
     from run_tools.packaged import locate_model
 
-    options: dict[str, Any] = {"top_k": 10 if top_k is None and candidates is None else top_k, "min_score": min_score}
-    options |= {"style": style, "diversity": diversity, "nested": nested, "mentions": mentions}
+    names = ("min_score", "style", "diversity", "nested", "mentions", "batch_size", "device", "dtype")
+    options: dict = {name: context.params[name] for name in (*names, "trust_remote_code")}
+    options["top_k"] = 10 if top_k is None and candidates is None else top_k
     options |= {} if language is None else {"language": None if language == "none" else language}
     options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
-    loading = {name: context.params[name] for name in ("batch_size", "device", "dtype", "trust_remote_code")}
-    extractor = KeyphraseExtractor(model, text_column, title_column, **loading, **options)
-    file_options.write_results(
-        extractor.open,
-        rows,
-        context.params,
-        {"model": locate_model(model), "candidates": candidates},
-        16 * batch_size,  # documents that are sorted by length together
-        check=extractor.check,
-        keep=keep or (),
-        id_column=id_column,
-        results=("keyphrases", "scores") if output.suffix in (".csv", ".tsv") else ("keyphrases",),
-        types=extractor.types,
-    )
+    extractor = KeyphraseExtractor(model, text_column, title_column, **options)
+    more: dict = {"check": extractor.check, "keep": keep or (), "id_column": id_column, "types": extractor.types}
+    more["results"] = ("keyphrases", "scores") if output.suffix in (".csv", ".tsv") else ("keyphrases",)
+    files = {"model": locate_model(model), "candidates": candidates}
+    file_options.write_results(extractor.open, rows, context.params, files, 16 * batch_size, **more)
+
+
+@app.command()
+def generate(
+    context: typer.Context,
+    source: file_options.Source,
+    output: file_options.Output,
+    model: Annotated[str | None, ModelOption(help="Keyphrase generator; by default lexperts-exhird-smollm2.")] = None,
+    examples: Annotated[Path | None, FileOption(help="Labelled JSON Lines: keyphrases of near ones compete.")] = None,
+    num_keyphrases: Annotated[int | None, Count(help="Phrases per document; default: all.")] = None,
+    num_beams: Annotated[int, Count(help="Hypotheses of each phrase.")] = 1,
+    min_phrases: Annotated[int | None, Count(help="Phrases to generate at least, for more suggestions.")] = None,
+    embedder: Annotated[str, typer.Option(help="What finds near examples: a sentence-transformers model.")] = "minilm",
+    batch_size: file_options.BatchSize = 8,
+    text_column: file_options.TextColumn = "text",
+    title_column: file_options.TitleColumn = "title",
+    id_column: file_options.IdColumn = "id",
+    keep: file_options.Keep = None,
+    delimiter: file_options.Delimiter = None,
+    encoding: file_options.Encoding = None,
+    device: Device = None,
+    workers: file_options.Workers = 0,
+):
+    """Generate keyphrases, including ones the text does not contain. Repeat the command after an interruption to resume.
+
+    \b
+    Examples:
+      lexperts keyphrases generate questions.jsonl tags.jsonl
+      lexperts keyphrases generate questions.jsonl tags.jsonl --examples tagged.jsonl
+      lexperts keyphrases generate documents.jsonl keyphrases.jsonl --model runs/keyphrases
+    """
+    rows = file_options.open_documents(context.params)
+
+    from keyphrase_tools.phrase_lists import read_labelled
+    from keyphrase_tools.rows import to_document
+    from run_tools.packaged import locate_model
+
+    from ..processes import GENERATION, open_generator, phrase_types
+
+    name, labelled = locate_model(model, GENERATION), None
+    if examples is not None:
+        num_keyphrases = num_keyphrases or 10  # otherwise all candidates are written
+        read = read_labelled(examples, text_column=text_column, hint="--examples needs texts and their keyphrases.")
+        names = {"text": text_column, "title": title_column, "keyphrases": "keyphrases"}
+        labelled = [{key: row.get(column) for key, column in names.items()} for row in read]
+    options: dict = {"num_keyphrases": num_keyphrases, "num_beams": num_beams}
+    options |= {"min_phrases": min_phrases, "batch_size": batch_size}
+    process = partial(open_generator, name, device, options, labelled, embedder)
+    files = {"model": name, "examples": examples, "embedder": embedder}
+    check = partial(to_document, text_column=text_column, title_column=title_column)
+    more: dict = {"check": check, "keep": keep or (), "id_column": id_column, "types": phrase_types}
+    more["results"] = ("keyphrases",)
+    file_options.write_results(process, rows, context.params, files, 16 * batch_size, **more)
 
 
 @app.command()
 def show(
     files: Annotated[list[Path], FileArgument(metavar="FILE...", help="Text files.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page.")] = Path(PAGE),
-    model: common.Model = None,
-    top_k: Annotated[int, common.Count(help="Maximum number of keyphrases per document.")] = 10,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page.")] = Path(
+        "keyphrases.html"
+    ),
+    model: Model = None,
+    top_k: Annotated[int, Count(help="Maximum number of keyphrases per document.")] = 10,
     style: Style = None,
-    device: common.Device = None,
+    device: Device = None,
 ):
     """Print the keyphrases of text files, and write a web page with the keyphrases marked in the texts.
 
@@ -101,7 +158,7 @@ def show(
     from run_tools.processes import prepare_process
 
     if output.exists() and not is_page(output):
-        raise UserError(f"--output {repr_path(output)} exists, and is not a page of this command. Choose another name.")
+        raise UserError(f"--output {str(output)!r} exists, and is not a page of this command. Choose another name.")
     texts = [file.read_text(encoding="utf-8") for file in files]
     prepare_process()
     results = open_extractor(model, device=device)(texts, top_k=top_k, style=style)
@@ -119,7 +176,7 @@ def score(
     rules: Annotated[Literal["lexperts", "seke"], typer.Option(help="How gold keyphrases match.")] = "lexperts",
     k: Annotated[list[str] | None, typer.Option("-k", help="Cutoffs of F1@k: numbers, k (of gold) or M (all).")] = None,
     language: Annotated[str, typer.Option(help="Stemmer of both, such as german, or none.")] = "english",
-    as_json: common.AsJson = False,
+    as_json: AsJson = False,
 ):
     """Score keyphrases against gold keyphrases. Only those that occur in the texts count.
 
@@ -136,7 +193,7 @@ def score(
     for cut in cuts:
         values = (100 * scores[f"{name}@{cut}"] for name in ("precision", "recall", "f1"))
         rows.append(f"@{cut:<3}" + "".join(f"{value:10.1f}" for value in values))
-    common.print_result(scores, as_json, lambda: "\n".join(rows))
+    print_result(scores, as_json, "\n".join(rows))
 
 
 @app.command()
@@ -145,9 +202,8 @@ def export(
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     format: Annotated[Literal["onnx", "openvino"], typer.Option(help="onnx or openvino.")] = "onnx",
     precision: Annotated[Literal["fp32", "int8"], typer.Option(help="fp32 or int8.")] = "fp32",
-    evaluation: Annotated[Path | None, common.FileOption(help="Labelled documents to check F1@10 by.")] = None,
-    max_loss: Annotated[float, typer.Option(min=0, max=100, help="Points of F1@10 that the graph may lose.")] = 0.5,
-    as_json: common.AsJson = False,
+    evaluation: Annotated[Path | None, FileOption(help="Labelled documents to check F1@10 by.")] = None,
+    as_json: AsJson = False,
 ):
     """Export a model to ONNX or OpenVINO, for faster extraction on CPUs. Use the folder like any other model.
 
@@ -163,18 +219,54 @@ def export(
 
     labelled = None if evaluation is None else read_labelled(evaluation, hint="")
     rows = labelled and [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in labelled]
-    options: dict = {"format": format, "precision": precision, "evaluation": rows, "max_loss": max_loss}
-    report = export_model(locate_model(model), output, **options)
+    report = export_model(locate_model(model), output, format=format, precision=precision, evaluation=rows)
     lines = [f"{format} graph in {precision}, {report['size'] / 1e6:.1f} MB, in {output}"]
     lines += [f"logits differ by at most {report['difference']:.2g}"]
     if rows:
         f1 = " -> ".join(f"{100 * report['f1@10'][name]:.1f}" for name in ("model", "exported"))
-        lines += [
-            f"F1@10 on {report['documents']:,} documents: {f1}; {report['agreement']:.0%} of keyphrases are equal"
-        ]
-    common.print_result(report, as_json, lambda: "\n".join(lines))
+        lines += [f"F1@10 on {report['documents']:,} documents: {f1}; {report['agreement']:.0%} of keyphrases equal"]
+    print_result(report, as_json, "\n".join(lines))
+
+
+def about(name: str, least: int | None = 1) -> Any:
+    """Help and least value of an option that the server of lexperts-lite has, too."""
+    return typer.Option(min=least, help=OPTIONS[name][1])
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    model: Annotated[str | None, typer.Argument(help="Token classifier; by default lexperts-seke-minilm.")] = None,
+    host: Annotated[str, about("host", None)] = DEFAULTS["host"],
+    port: Annotated[int, about("port", 0)] = DEFAULTS["port"],
+    batch_size: Annotated[int, about("batch_size")] = DEFAULTS["batch_size"],
+    max_wait_ms: Annotated[float, about("max_wait_ms", 0)] = DEFAULTS["max_wait_ms"],
+    max_queue: Annotated[int, about("max_queue")] = DEFAULTS["max_queue"],
+    max_tokens: Annotated[int, about("max_tokens")] = DEFAULTS["max_tokens"],
+    max_candidates: Annotated[int, about("max_candidates")] = DEFAULTS["max_candidates"],
+    max_body_bytes: Annotated[int, about("max_body_bytes")] = DEFAULTS["max_body_bytes"],
+    device: Device = None,
+    trust_remote_code: TrustRemoteCode = False,
+    dtype: Dtype = "float32",
+):
+    """Serve keyphrases over HTTP: POST /keyphrases, with /docs, /healthz and /metrics. Stops gracefully on SIGTERM.
+
+    \b
+    Example:
+      lexperts keyphrases serve --port 8000
+      curl localhost:8000/keyphrases -H 'Content-Type: application/json' -d '{"inputs": "Graph cuts solve problems."}'
+    """
+    from keyphrase_tools.loading import open_extractor
+    from keyphrase_tools.serving import create_app
+    from run_tools.processes import prepare_process
+
+    listener = bind(host, port)
+    prepare_process()
+    extract = open_extractor(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    limits = {name: context.params[name] for name in OPTIONS if name not in ("host", "port")}
+    run_server(create_app(extract, **limits), listener)
 
 
 def main():
     """Entry point of the command `keyphrases`."""
-    common.run_app(app)
+    run_app(app)

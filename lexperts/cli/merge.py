@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from run_tools.errors import UserError, print_error, short_repr
+from run_tools.errors import UserError, one_line, print_error, short_repr
 
-from .common import AsJson, Device, Seed, new_app, print_result, run_app
+from . import merge_tables as tables
+from .common import AsJson, Count, Device, Seed, new_app, print_result, run_app
 
 app = new_app("merge-experts", "Merge independently fine-tuned models into one sparse checkpoint, and edit the result.")
 
@@ -16,7 +17,6 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="The output folder, whi
 Name = Annotated[str, typer.Option("--expert", help="The expert's name, as shown by `inspect`.")]
 Moved = Annotated[list[str] | None, typer.Option(metavar="NAME=FOLDER", help="Where an expert or base is now. Repeat.")]
 Format = Annotated[str, typer.Option(help="lexicon, gguf, or the family's class, such as mixtral.")]
-Window = Annotated[int, typer.Option(min=2, help="Tokens of a window; longer texts are split.")]
 Domains = Annotated[list[str], typer.Option(metavar="NAME=FILE", help="Texts of a domain, .jsonl or .txt. Repeat.")]
 
 
@@ -39,21 +39,12 @@ def tools():
     return merge_tools
 
 
-def show(as_json: bool, result: dict[str, Any], table: str, *lines: str) -> None:
-    """Prints a result as JSON, or as a table of `merge_tables` and lines; its warnings and notes to the standard error."""
+def show(as_json: bool, result: dict[str, Any], text: str) -> None:
+    """Prints a result as JSON, or its text; its warnings and notes to the standard error."""
     for level in ("warnings", "notes"):
         for line in result.get(level, []):
             print_error(line, level[:-1])
-    if as_json:
-        return print_result(result, True, str)
-    if table:
-        from rich.console import Console
-
-        from . import merge_tables
-
-        Console(soft_wrap=True).print(getattr(merge_tables, table)(result))
-    for line in lines:
-        print(line)
+    print_result(result, as_json, text)
 
 
 @app.command()
@@ -72,7 +63,7 @@ def compose(
     result = tools().compose(config, out, dry_run=dry_run)
     if push_to_hub and not dry_run:
         result["pushed_to"] = push(out, push_to_hub, private)
-    show(as_json, result, "summary", "nothing was written." if dry_run else f"wrote {out}")
+    show(as_json, result, f"{tables.summary(result)}\n{'nothing was written.' if dry_run else f'wrote {out}'}")
 
 
 def push(folder: Path, repository: str, private: bool) -> str:
@@ -85,10 +76,9 @@ def push(folder: Path, repository: str, private: bool) -> str:
         patterns: dict = {"delete_patterns": ["model*.safetensors*"], "ignore_patterns": ["gate_statistics/*"]}
         HfApi().upload_folder(repo_id=url.repo_id, folder_path=folder, **patterns)
     except Exception as error:  # HTTP errors, offline mode, permissions, ...
-        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
         raise UserError(
-            f"{folder} is complete, but could not be pushed to {repository!r} ({reason}). Log in with `hf auth login`, "
-            f"then run: hf upload {repository} {folder} --exclude 'gate_statistics/*'"
+            f"{folder} is complete, but was not pushed ({one_line(error):.200}). Log in with `hf auth login`, then run: "
+            f"hf upload {repository} {folder} --exclude 'gate_statistics/*'"
         ) from error
     return str(url)
 
@@ -99,7 +89,8 @@ def inspect(folder: Folder, as_json: AsJson = False):
 
     Example: lexperts merge inspect mixture
     """
-    show(as_json, tools().inspect(folder), "mixture")
+    result = tools().inspect(folder)
+    show(as_json, result, tables.mixture(result))
 
 
 @app.command()
@@ -113,7 +104,7 @@ def verify(folder: Folder, moved: Moved = None, as_json: AsJson = False):
     result = tools().verify(folder, sources=read_pairs("--moved", moved))
     counts = ", ".join(f"{count} {group}" for group, count in result["compared"].items())
     line = f"compared {counts}: {len(result['faults']) or 'no'} differences."
-    show(as_json, result, "", line, *result["faults"])
+    show(as_json, result, "\n".join([line, *result["faults"]]))
     if not result["ok"]:
         raise typer.Exit(1)
 
@@ -136,7 +127,7 @@ def add(
     options = {"source_model": source, "name": name, "positive_prompts": prompt, "samples": samples}
     expert = {key: value for key, value in options.items() if value is not None}
     result = tools().add(folder, expert, out, sources=read_pairs("--moved", moved))
-    show(as_json, result, "summary", f"wrote {out}")
+    show(as_json, result, f"{tables.summary(result)}\nwrote {out}")
 
 
 @app.command()
@@ -145,7 +136,8 @@ def remove(folder: Folder, out: Out, expert: Name, as_json: AsJson = False):
 
     Example: lexperts merge remove mixture smaller --expert medicine
     """
-    show(as_json, tools().remove(folder, expert, out), "summary", f"wrote {out}")
+    result = tools().remove(folder, expert, out)
+    show(as_json, result, f"{tables.summary(result)}\nwrote {out}")
 
 
 @app.command()
@@ -154,7 +146,7 @@ def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False):
 
     Example: lexperts merge extract mixture dense --expert medicine
     """
-    show(as_json, tools().extract(folder, expert, out), "", f"wrote {out}")
+    show(as_json, tools().extract(folder, expert, out), f"wrote {out}")
 
 
 @app.command()
@@ -163,7 +155,7 @@ def export(folder: Folder, out: Out, format: Format, as_json: AsJson = False):
 
     Example: lexperts merge export mixture mixture.gguf --format gguf
     """
-    show(as_json, tools().export(folder, out, format), "", f"wrote {out}")
+    show(as_json, tools().export(folder, out, format), f"wrote {out}")
 
 
 @app.command()
@@ -171,11 +163,9 @@ def tune(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A mixture that routes tokens, also of other tools.")],
     out: Out,
     domain: Domains,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 200,
+    steps: Annotated[int, Count(help="Training steps.")] = 200,
     learning_rate: Annotated[float, typer.Option(min=0, max=1, help="Largest learning rate.")] = 1e-3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Windows of text per step.")] = 8,
-    max_length: Window = 256,
-    holdout: Annotated[float, typer.Option(min=0, max=1, help="Share of each domain's texts to measure on.")] = 0.1,
+    batch_size: Annotated[int, Count(help="Windows of text per step.")] = 8,
     seed: Seed = 42,
     device: Device = None,
     as_json: AsJson = False,
@@ -184,18 +174,16 @@ def tune(
 
     Example: lexperts merge tune mixture tuned --domain law=law.jsonl --domain medicine=medicine.jsonl
     """
-    options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed}
-    options |= {"max_length": max_length, "holdout": holdout, "device": device}
-    result = tools().tune(folder, out, read_pairs("--domain", domain), **options)
-    show(as_json, result, "tuning", f"wrote {out}")
+    options: dict = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size}
+    result = tools().tune(folder, out, read_pairs("--domain", domain), **options, seed=seed, device=device)
+    show(as_json, result, f"{tables.tuning(result)}\nwrote {out}")
 
 
 @app.command()
 def evaluate(
     folder: Folder,
     domain: Domains,
-    max_length: Window = 512,
-    max_texts: Annotated[int, typer.Option(min=1, help="Texts of a domain, spread evenly over its file.")] = 200,
+    max_texts: Annotated[int, Count(help="Texts of a domain, spread evenly over its file.")] = 200,
     moved: Moved = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -204,25 +192,9 @@ def evaluate(
 
     Example: lexperts merge evaluate mixture --domain law=law_test.jsonl --domain medicine=medicine_test.jsonl
     """
-    options: dict = {"max_length": max_length, "max_texts": max_texts, "device": device}
     domains, sources = read_pairs("--domain", domain), read_pairs("--moved", moved)
-    show(as_json, tools().evaluate(folder, domains, sources=sources, **options), "evaluation")
-
-
-@app.command()
-def route(
-    folder: Folder,
-    text: Annotated[list[str], typer.Option("--text", help="A text to route. Repeat.")],
-    domain: Annotated[str | None, typer.Option(help="The expert to use, for a domain mixture without a gate.")] = None,
-    as_json: AsJson = False,
-):
-    """Show which experts are selected for each token, layer by layer.
-
-    Example: lexperts merge route mixture --text "a dose of aspirin"
-    """
-    routings = tools().route(folder, text, domain=domain)
-    content = {"experts": routings[0].names, "texts": [routing.to_dict() for routing in routings]}
-    show(as_json, content, "routing")
+    result = tools().evaluate(folder, domains, sources=sources, max_texts=max_texts, device=device)
+    show(as_json, result, tables.evaluation(result))
 
 
 @app.command()
@@ -240,7 +212,7 @@ def cluster(
     Example: lexperts merge cluster train.jsonl clusters -k 4 --embedder sentence-transformers/all-MiniLM-L6-v2
     """
     result = tools().cluster(data, out, k=k, method=method, embedder=embedder, seed=seed)
-    show(as_json, result, "cluster", f"wrote {out}")
+    show(as_json, result, f"{tables.cluster(result)}\nwrote {out}")
 
 
 def main():

@@ -46,12 +46,6 @@ def summarize(
 
     name = locate_model(model, SUMMARIES)
     options = {"max_length": max_length, "num_beams": num_beams, "batch_size": batch_size}
-    file_options.write_results(
-        partial(open_summarizer, name, dataset, device, options),
-        rows,
-        context.params,
-        {"model": name},
-        8 * batch_size,  # documents that are sorted by length together
-        check=partial(read_document, text_column, dataset, dataset_column),
-        results=("summary_text",),
-    )
+    process = partial(open_summarizer, name, dataset, device, options)
+    more: dict = {"check": partial(read_document, text_column, dataset, dataset_column), "results": ("summary_text",)}
+    file_options.write_results(process, rows, context.params, {"model": name}, 8 * batch_size, **more)

@@ -34,7 +34,7 @@ def runner_of(command: Command):
 def train(command: Command, arguments: ModuleType, folder: Path, argv: list[str]) -> None:
     """Runs a training. One that is complete stays as it is."""
     try:
-        from ..recipes.training import CompleteRunError, start_run
+        from ..recipes.training import CompleteRunError, last_checkpoint, start_run
 
         package, name = getattr(arguments, "TRAINING", ("transformers", "TrainingArguments"))
         groups, given = parse(
@@ -47,6 +47,9 @@ def train(command: Command, arguments: ModuleType, folder: Path, argv: list[str]
         script.train(*groups, start_run(groups[-1], given))
     except CompleteRunError as complete:
         print(complete)
+    except KeyboardInterrupt as error:
+        has_checkpoint = last_checkpoint(groups[-1].output_dir) is not None
+        raise KeyboardInterrupt("Repeat the command to resume." if has_checkpoint else "") from error
 
 
 for name, command in TRAIN.items():

@@ -1,123 +1,84 @@
 """Scores of files of predictions, whose references are in the same rows or in another file."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from keyphrase_tools.phrase_lists import read_phrases
-from run_tools.errors import UserError, join_names, print_error, short_repr
+from run_tools.errors import UserError, print_error, short_repr
 from run_tools.rows import Source
 
 from .compare import compare
 from .scores import score_answers, score_definitions, score_keyphrases, score_summaries
 
+Files = Mapping[str, Sequence[str]]
 # a row has the same value as its reference, if both have the column
 SHARED = ("term", "context", "title", "text", "document", "question")
 
 
 def evaluate_files(
-    task: str,
-    files: dict[str, list[str]],
-    references: str | None = None,
-    baseline: str | None = None,
-    columns: tuple[str | None, str | None] = (None, None),
-    **options,
+    task: str, files: Files, references: str | None, baseline: str | None, reference_column: str | None, **options
 ) -> dict:
-    """Scores the files of each system, its runs -> what `compare` returns, with the number of `rows` and of `empty` predictions.
+    """Scores the files of each system, its runs -> what `compare` returns, with the number of `rows`; says how many predictions are empty.
 
-    Args:
-        references: a file; by default references are in the rows of predictions.
-        columns: of predictions and of references, if not those of the task.
-        options: of the task's function in `scores`.
-
-    Raises:
-        UserError: for rows of other sources, missing ids or rows, and values that cannot be read.
+    References are the task's column, or `reference_column`, of the file `references`, by default of the first predictions. The options
+    are those of the task's function in `scores`. Raises a `UserError` for rows of other sources, and values that cannot be read.
     """
-    score, usual, readers, needed = TASKS[task]
-    column, reference_column = (own or one for own, one in zip(columns, usual, strict=True))
+    score, column, usual, read, read_gold, needed = TASKS[task]
+    reference_column = reference_column or usual
     if references is None and column == reference_column:
         raise UserError(f"Predictions and references both have the column {column!r}. Pass --references FILE.")
     gold_place = references or next(iter(files.values()))[0]
-    gold = read_rows(gold_place, reference_column)
-    for name in needed:
-        read_column(gold_place, gold, name, read_text)
-    wanted = read_column(gold_place, gold, reference_column, readers[1])
-    shared = SHARED if column == reference_column else (*SHARED, reference_column)
+    gold, wanted = read_rows(gold_place, reference_column, read_gold, needed)
+    if "" in wanted:
+        raise UserError(f"{gold_place}, row {wanted.index('') + 1}: {reference_column!r} is empty.")
+    shared = [name for name in (*SHARED, reference_column) if name != column]
     systems: dict[str, list] = {name: [] for name in files}
-    empty = dict.fromkeys(files, 0)
     for name, place in [(name, place) for name, places in files.items() for place in places]:
-        rows = read_rows(place, column)
-        found = read_column(place, rows, column, readers[0], may_fail=True)
+        rows, found = read_rows(place, column, read)
         order = align(place, rows, gold_place, gold, shared)
-        errors, count = sum(bool(row.get("error")) for row in rows), sum(not value for value in found)
-        if errors == len(rows):
-            raise UserError(f"{place}: all {errors:,} rows have an error, so there is nothing to score.")
-        if count:
-            print_error(f"{place}: {count:,} of {len(rows):,} predictions are empty, {errors:,} by an error.", "note")
-        empty[name] += count
+        if count := sum(not value for value in found):
+            print_error(f"{place}: {count:,} of {len(rows):,} predictions are empty.", "note")
         systems[name].append(score([found[i] for i in order], wanted, gold, **options))
-    return {"rows": len(gold), "empty": empty, **compare(systems, baseline)}
+    return {"rows": len(gold), **compare(systems, baseline)}
 
 
-def read_rows(place: str, column: str) -> list[dict]:
-    """The rows of a file. Raises a `UserError` if it has no such column, or a row cannot be read."""
-    source, rows = Source(place), []
-    source.check_columns([column])
-    for row in source:
+def read_rows(place: str, column: str, read: Callable, needed: Sequence[str] = ()) -> tuple[list[dict], list]:
+    """The rows of a file, and the values of a column. Raises a `UserError` without the columns, or for a row that cannot be read."""
+    source, rows, values = Source(place), [], []
+    source.check_columns([column, *needed])
+    for number, row in enumerate(source, start=1):
         if isinstance(row, ValueError):
             raise UserError(str(row))
-        rows.append(row)
-    return rows
-
-
-def read_column(place: str, rows: list[dict], column: str, read: Callable, may_fail: bool = False) -> list:
-    """The values of a column; with `may_fail` the empty one of a row with an error."""
-    values = []
-    for number, row in enumerate(rows, start=1):
+        value = row.get(column)
         try:
-            values.append(read("" if may_fail and row.get("error") else row.get(column)))
+            values.append(read("" if value is None and row.get("error") else value))
         except ValueError as error:
             raise UserError(f"{place}, row {number}, {column!r}: {error}") from error
-    return values
+        rows.append(row)
+    return rows, values
 
 
 def align(place: str, rows: list[dict], gold_place: str, gold: list[dict], shared: Sequence[str]) -> list[int]:
     """The index of each reference's prediction, by `id` if all rows have one. Raises a `UserError` for other rows."""
-    order = list(range(len(rows)))
-    if all("id" in row for row in [*rows, *gold]):
-        ours, theirs = ([str(row["id"]) for row in own] for own in (rows, gold))
-        index, wanted = {one: i for i, one in enumerate(ours)}, set(theirs)
-        for name, ids in ((place, ours), (gold_place, theirs)):
-            if twice := [one for one, count in Counter(ids).items() if count > 1]:
-                raise UserError(f"{name} has two rows of each id of {join_names(twice)}.")
-        if other := sorted(index.keys() ^ wanted):
-            raise UserError(f"{place} and {gold_place} have other rows: only one has the ids {join_names(other)}.")
-        order = [index[one] for one in theirs]
-    elif len(rows) != len(gold):
-        raise UserError(f"{place} has {len(rows):,} rows, {gold_place} has {len(gold):,}. Score the same rows.")
-    for number, (i, reference) in enumerate(zip(order, gold, strict=True), start=1):
+    has_ids = all("id" in row for row in [*rows, *gold])
+    ours, theirs = ([str(row["id"]) if has_ids else f"row {i}" for i, row in enumerate(own, 1)] for own in (rows, gold))
+    counts, others = Counter(ours), Counter(theirs)
+    if wrong := [one for one in {**counts, **others} if not counts[one] == others[one] == 1]:
+        raise UserError(f"{place} and {gold_place} do not both have one row of each of {short_repr(wrong)}.")
+    index = {one: i for i, one in enumerate(ours)}
+    for one, reference in zip(theirs, gold, strict=True):
+        row = rows[index[one]]
         for name in shared:
-            if name in rows[i] and name in reference and rows[i][name] != reference[name]:
-                raise UserError(
-                    f"{place}, row {i + 1}: {name}={short_repr(rows[i][name])}, but in {gold_place}, row {number}, "
-                    f"{short_repr(reference[name])}. Score the same rows."
-                )
-    return order
+            if name in row and name in reference and row[name] != reference[name]:
+                raise UserError(f"{place}, {one}: {name} is {short_repr(row[name])}, but another in {gold_place}.")
+    return [index[one] for one in theirs]
 
 
 def read_text(value) -> str:
-    """A text, or a list of sentences."""
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = " ".join(value)
+    """A text."""
     if not isinstance(value, str):
         raise ValueError(f"{short_repr(value)} is not a text.")
     return value.strip()
-
-
-def read_reference(value) -> str:
-    """A text that is not empty."""
-    if not (text := read_text(value)):
-        raise ValueError(f"{short_repr(value)} is empty.")
-    return text
 
 
 def read_answers(value) -> list[str]:
@@ -134,12 +95,10 @@ def read_keyphrases(value) -> list[str]:
     return [phrase for phrase in read_phrases(value) if phrase.strip()]
 
 
-# the function, the columns of predictions and references, what reads them, texts that the references' rows need
-TASKS: dict[str, tuple[Callable, tuple[str, str], tuple[Callable, Callable], tuple[str, ...]]] = {
-    "keyphrases": (score_keyphrases, ("keyphrases", "keyphrases"), (read_keyphrases, read_keyphrases), ("text",)),
-    "summaries": (score_summaries, ("summary_text", "summary"), (read_text, read_reference), ()),
-    "definitions": (
-        score_definitions, ("definition", "definition"), (read_text, read_reference), ("term", "context"),
-    ),
-    "answers": (score_answers, ("answer", "answers"), (read_text, read_answers), ()),
-}  # fmt: skip
+# the function, the columns of predictions and references, what reads them, columns that the references' rows need
+TASKS: dict[str, tuple[Callable, str, str, Callable, Callable, tuple[str, ...]]] = {
+    "keyphrases": (score_keyphrases, "keyphrases", "keyphrases", read_keyphrases, read_keyphrases, ("text",)),
+    "summaries": (score_summaries, "summary_text", "summary", read_text, read_text, ()),
+    "definitions": (score_definitions, "definition", "definition", read_text, read_text, ("term", "context")),
+    "answers": (score_answers, "answer", "answers", read_text, read_answers, ()),
+}

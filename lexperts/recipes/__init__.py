@@ -1,7 +1,7 @@
 """The trainings of `lexperts train`: `lexperts train seke minilm_cpu --train-files train.jsonl`.
 
-One package per system. Each has `arguments.py` (the options, without importing torch), one script per training with a function
-`train`, and its configurations as YAML files.
+One package per system. Each has `arguments.py` (the options, without importing torch), one script per training with a
+function `train`, and its configurations as YAML files.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,5 @@ TRAIN = {
     "hypernet-classes": Command("hypernet", "classes", "Train a title-conditioned text classifier."),
     "hypernet-qa": Command("hypernet", "answers", "Train a question-conditioned extractive reader."),
     "moesumm": Command("moesumm", "train", "Fine-tune one summariser for several domains (MoeSumm)."),
-    "language": Command(
-        "language", "train", "Fine-tune an expert, or the gates of a mixture, on texts, chats or definitions."
-    ),
+    "language": Command("language", "train", "Fine-tune an expert, or any Llama, on texts, chats or definitions."),
 }

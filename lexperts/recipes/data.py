@@ -1,7 +1,8 @@
-"""Rows of training, validation and test, from JSON Lines files or the Hub. Imports neither torch nor datasets before they are read."""
+"""Rows of training, validation and test, from files or the Hub. Imports torch and datasets only to read them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from run_tools.arguments import option
 from run_tools.errors import UserError
@@ -29,45 +30,36 @@ class ColumnArguments:
     keyphrases_column: str = option("keyphrases", "column of lists of keyphrases, or of texts with ; between them")
 
 
-def load_splits(args, required: Sequence[str]) -> Rows:
-    """The rows of each split of `SplitArguments`. Raises a `UserError` without training rows or a required column."""
-    if not args.dataset_name:
-        from run_tools.jsonl import read_jsonl
+def load_splits(args, required: Sequence[str] = (), read: Callable[..., list[dict]] | None = None) -> Rows:
+    """The rows of each split, of files by `read` or `read_jsonl`. Raises a `UserError` without them or a column."""
+    from run_tools.rows import missing_columns, read_jsonl
 
-        files = {split: getattr(args, f"{split}_files", None) for split in SPLITS}
+    if not args.dataset_name:
         if not args.train_files:
             raise UserError("There are no training rows. Pass --train-files FILE or --dataset-name ID.")
-        return {split: read_jsonl(paths, required) for split, paths in files.items() if paths}
+        read = read or partial(read_jsonl, required=required)
+        return {split: read(paths) for split in SPLITS if (paths := getattr(args, f"{split}_files", None))}
     from datasets import load_dataset
 
     hub = load_dataset(args.dataset_name)
     for split in hub:
-        if missing := [name for name in required if name not in hub[split].column_names]:
-            raise UserError(
-                f"{args.dataset_name} has no {missing[0]!r} in {split}; columns: {hub[split].column_names}."
-            )
+        if problem := missing_columns(hub[split].column_names, required):
+            raise UserError(f"{args.dataset_name}, {split}: {problem}.")
     return {split: hub[split].to_list() for split in SPLITS if split in hub}
 
 
 def load_documents(args) -> Rows:
-    """Rows with `title` (`None` if there is none), `text` and `keyphrases`, whatever the names and forms in the files are."""
+    """Rows with `title` (`None` if there is none), `text` and `keyphrases`, whatever they are called."""
     from keyphrase_tools.phrase_lists import labelled_row, read_labelled
 
     names = {"text_column": args.text_column, "keyphrases_column": args.keyphrases_column}
-    if args.dataset_name or not args.train_files:
-        rows = {
-            split: [labelled_row(row, f"{args.dataset_name}, {split}, row {i}", **names) for i, row in enumerate(own)]
-            for split, own in load_splits(args, ()).items()
-        }
-    else:
-        files = {split: getattr(args, f"{split}_files") for split in SPLITS}
-        rows = {split: read_labelled(paths, **names) for split, paths in files.items() if paths}
-
-    def renamed(row: dict) -> dict:
-        title, text = row.get(args.title_column), as_text(row[args.text_column])
-        return row | {"title": title, "text": text, "keyphrases": row[args.keyphrases_column]}
-
-    return {split: list(map(renamed, own)) for split, own in rows.items()}
+    rows = load_splits(args, read=partial(read_labelled, **names))
+    for split, own in rows.items():
+        for i, row in enumerate(own):
+            row = labelled_row(row, f"{args.dataset_name}, {split}, row {i}", **names) if args.dataset_name else row
+            title, text = row.get(args.title_column), as_text(row[args.text_column])
+            own[i] = row | {"title": title, "text": text, "keyphrases": row[args.keyphrases_column]}
+    return rows
 
 
 def as_text(text: str | Sequence[str]) -> str:
@@ -80,7 +72,7 @@ def to_columns(rows: Sequence[dict], names: Sequence[str] = ("title", "text", "k
     return {name: [row[name] for row in rows] for name in names}
 
 
-def hold_out_validation(rows: Rows, share: float) -> None:
+def hold_out_validation(rows: Rows, share: float = 0.2) -> None:
     """Moves a share of the training rows to the validation split, unless there is one."""
     if "validation" not in rows:
         from datasets import Dataset

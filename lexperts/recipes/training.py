@@ -1,25 +1,25 @@
-"""What the trainings share: a run that continues after an interruption, the stock Trainer with two additions, results.json."""
+"""What the trainings share: a run that can be continued, the stock Trainer with a few additions, what is saved."""
 
 import json
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
 
 import yaml
 from torch import nn
-from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainingArguments, pipeline
 
 from run_tools.errors import UserError
-from run_tools.files import write_file
-from run_tools.fingerprints import differences, sha256_of
-from run_tools.versions import package_versions
+from run_tools.files import differences, sha256_of, write_file
 
 ARGUMENTS, RESULTS = "arguments.yml", "results.json"
 # options on which the result does not depend
 FREE = {
-    "output_dir", "show", "logging_steps", "logging_strategy", "report_to", "run_name", "disable_tqdm", "log_level", "push_to_hub",
-    "hub_model_id", "hub_token", "hub_private_repo", "per_device_eval_batch_size", "dataloader_num_workers", "save_total_limit",
+    "output_dir", "logging_steps", "logging_strategy", "report_to", "run_name", "disable_tqdm", "log_level",
+    "push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "per_device_eval_batch_size",
+    "dataloader_num_workers", "save_total_limit",
 }  # fmt: skip
 
 
@@ -28,14 +28,8 @@ class CompleteRunError(Exception):
 
 
 def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
-    """Writes the options of a run and the hashes of its files to `arguments.yml` in its folder, or compares them with those there.
-
-    Returns:
-        The last complete checkpoint of the run, if there is one.
-
-    Raises:
-        UserError: for a folder with a run of other options or with other files.
-        CompleteRunError: for one that has ended.
+    """Writes the options of a run and the hashes of its files to `arguments.yml` in its folder, or compares them
+    -> the last complete checkpoint. Raises a `UserError` for other options or files, and a `CompleteRunError`.
     """
     folder = Path(training_args.output_dir)
     hashes = {str(path): sha256_of(path) for path in data_files(given)}
@@ -58,7 +52,7 @@ def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
 
 
 def data_files(given: Mapping) -> list[Path]:
-    """The files that options such as `train_files` name, also as NAME=FILE, and those of `datasets`, also in folders."""
+    """The files that options such as `train_files` name, also as NAME=FILE, and those of `datasets`, in folders too."""
     named = [value for name, value in given.items() if name.endswith(("_files", "datasets"))]
     places = [Path(place.rpartition("=")[2]) for places in named for place in places]
     inside = [path for place in places if place.is_dir() for path in sorted(place.glob("*.jsonl"))]
@@ -72,16 +66,11 @@ def last_checkpoint(folder: str | Path) -> str | None:
 
 
 class RecipeTrainer(Trainer):
-    """The stock Trainer, which stops at weights that are not finite, and can train a part of them at another rate.
-
-    Args:
-        part, part_rate: parameters, and their learning rate.
-        sampler: draws the training rows.
+    """The stock Trainer, which stops at weights that are not finite. Parameters in `part` have the learning rate
+    `part_rate`, and a PyTorch `sampler` draws the training rows.
     """
 
-    def __init__(
-        self, *args, part: Iterable[nn.Parameter] = (), part_rate: float | None = None, sampler: Sampler | None = None, **kwargs
-    ):  # fmt: skip
+    def __init__(self, *args, part: Iterable[nn.Parameter] = (), part_rate=None, sampler=None, **kwargs):
         super().__init__(*args, **kwargs)
         self.part, self.part_rate, self.sampler = {id(parameter) for parameter in part}, part_rate, sampler
         self.add_callback(StopAtNaN())
@@ -106,7 +95,7 @@ class RecipeTrainer(Trainer):
 class StopAtNaN(TrainerCallback):
     """Raises a `FloatingPointError` before an evaluation or a checkpoint if a weight is not finite.
 
-    Gradient clipping turns one gradient that is not finite into NaN in all weights, and the Trainer goes on with a loss of 0.
+    Gradient clipping turns one gradient that is not finite into NaN in all weights, and the Trainer continues.
     """
 
     def on_step_end(self, args, state, control, model, **kwargs):
@@ -117,14 +106,14 @@ class StopAtNaN(TrainerCallback):
         weights = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
         if not all(bool(weight.isfinite().all()) for weight in weights):
             raise FloatingPointError(
-                f"step {state.global_step}: weights are NaN or infinite. Repeat the command to go on from the last checkpoint, or "
-                f"choose a learning rate below {args.learning_rate:g} and another --output-dir."
+                f"step {state.global_step}: weights are NaN or infinite. Repeat the command to go on from the last "
+                f"checkpoint, or choose a learning rate below {args.learning_rate:g} and another --output-dir."
             )
 
 
 def fit(trainer: Trainer, checkpoint: str | None) -> None:
-    """Trains, from a checkpoint if there is one. From that of its last step, also of a run that has ended early, it only loads the
-    weights: the stock Trainer looks whether training ends after a step, and would train one more.
+    """Trains, from a checkpoint if there is one. From one after which training has ended, it only loads the weights:
+    the stock Trainer would train one more step before it looks.
     """
     args = trainer.args
     planned = args.max_steps, args.num_train_epochs
@@ -143,9 +132,21 @@ def best_evaluation(trainer: Trainer, metric: str) -> dict:
     return max((entry for entry in trainer.state.log_history if metric in entry), key=itemgetter(metric))
 
 
+def save_pipeline(task: str, model, tokenizer, folder: str):
+    """Saves the pipeline of a trained model, prints where it is, and returns it."""
+    run = pipeline(task, model=model, tokenizer=tokenizer)
+    run.save_pretrained(folder)
+    print(f"\nThe model is in {folder}: pipeline({task!r}, model={folder!r})")
+    return run
+
+
 def write_results(trainer: Trainer, **results) -> None:
     """Writes results.json, by which the run is complete: scores, the Trainer's log, and versions."""
     if trainer.is_world_process_zero():
-        record = {**results, "log": trainer.state.log_history, "versions": package_versions(("torch", "transformers"))}
+        record = {
+            **results,
+            "log": trainer.state.log_history,
+            "versions": {name: version(name) for name in ("torch", "transformers")},
+        }
         text = json.dumps(record, indent=1, ensure_ascii=False, default=str)
         write_file(Path(trainer.args.output_dir) / RESULTS, text + "\n")

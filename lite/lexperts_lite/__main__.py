@@ -1,14 +1,15 @@
 """`lexperts-lite extract FILE`: keyphrases of a text, or of the rows of a JSON Lines file. `lexperts-lite serve`: an HTTP server."""
 
 import json
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from io import TextIOWrapper
 from types import NoneType
 from typing import NoReturn
 
-from run_tools.errors import UserError, short_repr, user_errors
-from run_tools.jsonl import rows_of_file
+from run_tools.errors import UserError, one_line, print_error, short_repr
+from run_tools.rows import rows_of_file
 from run_tools.servers import OPTIONS, bind, run_server
 
 from .runtime import MODEL, KeyphraseExtractor
@@ -100,9 +101,19 @@ def main(arguments: list[str] | None = None) -> int:
     for name, (default, text) in OPTIONS.items():
         flag, text = f"--{name.replace('_', '-')}", f"{text} Default: {default}"
         serving.add_argument(flag, type=type(default), default=default, help=text)
-    with user_errors():
+    try:
         options = parser.parse_args(arguments)
         options.run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print_error("Repeat the command.", "interrupted")
+        return 130
+    except BrokenPipeError:  # of `lexperts-lite ... | head`; what is still to be written is discarded
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        print_error(one_line(error))
+        return 2
     return 0
 
 

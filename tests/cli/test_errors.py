@@ -68,7 +68,6 @@ TABLE = [  # command line, and what the line names
     ("merge tune folder out --domain law", "law"),
     ("merge tune folder out --domain a=b --learning-rate 2", "--learning-rate"),
     ("merge evaluate folder --domain a=b --domain a=c", "a=c"),
-    ("merge route folder --text a", "folder"),
     ("merge cluster none.jsonl out --method tfidf", "none.jsonl"),
     ("mergee", "Did you mean 'merge'"),
 ]

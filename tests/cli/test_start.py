@@ -71,7 +71,7 @@ def test_a_configuration_is_printed_and_a_wrong_name_names_the_others():
 
 
 @pytest.mark.parametrize(
-    "module, command", [("merge_tools", "merge inspect x"), ("lexperts.recipes.common", "train seke x")]
+    "module, command", [("merge_tools", "merge inspect x"), ("lexperts.recipes.seke", "train seke x")]
 )
 def test_ctrl_c_while_a_command_is_imported_is_one_line(module, command):
     press = (

@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 
 from lexperts.cli import build_app
 from modeling_moesumm.generation_moesumm import Summarizer
-from run_tools import run_over
 from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
 from tests.recipes.helpers import write_rows
 from tests.tiny_models import make_model
@@ -51,7 +50,6 @@ def test_summaries_are_those_of_the_model(model, source, tmp_path, monkeypatch):
 
     whole = output.read_bytes()
     output.unlink()
-    monkeypatch.setattr(run_over, "SAVED", 0)
     summarize, left = Summarizer.__call__, iter(range(2))
 
     def some(self, *arguments):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-import spacy  # noqa: F401  (explain needs it)
 from transformers import pipeline
 from typer.testing import CliRunner
 
@@ -82,8 +81,8 @@ def test_a_wrong_column_is_named_before_torch_is_imported(gold, tmp_path):
         "finally: assert 'torch' not in sys.modules"
     )
     for options, message in (
-        (["--text-column", "txt"], "there is no 'txt'; the columns are 'id', 'text', 'keyphrases'"),
-        (["--keep", "year"], "no column 'year'"),
+        (["--text-column", "txt"], "'txt'; the columns are 'id', 'text', 'keyphrases'"),
+        (["--keep", "year"], "'year'"),
     ):
         done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True)
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr

@@ -9,7 +9,7 @@ from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, sco
 from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tag_words, tokenize_documents
 from keyphrase_tools.phrase_lists import FORMS, labelled_row, read_labelled, read_phrases, read_predictions
 from keyphrase_tools.words import split_words
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 TEXT = "Graph cuts solve an energy problem."
 PHRASES = ["Graph cuts", "energy problem"]

@@ -118,8 +118,8 @@ def test_what_cannot_be_served_is_one_line(lite, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         cases = (
-            (["--port", port], f"--port {port} is not available"),
-            (["--port", 70_000], "--port 70000"),
+            (["--port", port], f"Address already in use (while attempting to bind on address ('127.0.0.1', {port}))"),
+            (["--port", 70_000], "port must be 0-65535"),
             (["--port", 0, "--batch-size", 0], "batch_size=0"),
             (["--port", 0, "--max-wait-ms", "nan"], "max_wait_ms=nan"),
             (["--max-queue", "x"], "--max-queue: invalid int value: 'x'"),

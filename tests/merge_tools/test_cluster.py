@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from lexperts.cli.merge import app
 from merge_tools import cluster
 from merge_tools.cluster import METHODS, balanced_labels
+from merge_tools.texts import read_definitions
 from modeling_lexicon.data_lexicon import format_prompt
 from run_tools.errors import UserError
 
@@ -67,6 +68,16 @@ def test_sizes_of_balanced_clusters_differ_by_at_most_one(K, more, seed):
     assert np.ptp(np.bincount(labels, minlength=K)) <= 1
     if K == 2 and more % 2 == 0:  # the least cost: the rows that gain most by the first cluster are in it
         assert (labels == 0).nonzero()[0].tolist() == sorted(np.argsort(d[:, 0] - d[:, 1])[: len(d) // 2])
+
+
+def test_a_definition_has_a_row_for_each_context_and_incomplete_ones_are_counted(tmp_path):
+    row, path = {"term": "cut", "definition": "a partition", "id": 1}, tmp_path / "a.jsonl"
+    rows = [{**row, "context": ["a cut", " ", "cuts"]}, {**row, "context": "x", "term": None}, row]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_definitions([path]) == ([{**row, "context": "a cut"}, {**row, "context": "cuts"}], 3)
+    path.write_text(json.dumps(row))
+    with pytest.raises(UserError, match=r"a.jsonl.*1.*'term', 'context', 'definition'"):
+        read_definitions([path])
 
 
 def test_centroids_are_means_of_unit_vectors(data, tmp_path):

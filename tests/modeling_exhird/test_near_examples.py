@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from lexperts.cli.keyphrases import app
-from lexperts.near_examples import NearExamples, nearest_first
+from lexperts.near_examples import NearExamples
 from run_tools.errors import UserError
-from run_tools.jsonl import read_lines
+from run_tools.rows import read_jsonl
 from tests.recipes.lexicon_helpers import save_embedder
 
 from .causal import causal_tokenizer, fitted
@@ -47,15 +47,7 @@ def test_a_document_is_no_example_of_itself():
         ["dog"],
         ["dog", "its own"],
     ]
-
-
-@pytest.mark.parametrize("count", [1, 3, 9])
-def test_nearest_first(count):
-    similarity = np.random.default_rng(0).integers(0, 4, 9).astype(float)
-    similarity[2] = -np.inf
-    expected = [i for i in np.argsort(-similarity, kind="stable").tolist() if i != 2]
-    found = nearest_first(similarity, count)
-    assert len(found) == min(count, 8) and [similarity[i] for i in found] == [similarity[i] for i in expected[:count]]
+    assert NearExamples(rows, embed).add_candidates([]) == []
 
 
 def test_examples_without_keyphrases_are_refused():
@@ -89,22 +81,21 @@ def run(files, model, *options, output="out.jsonl"):
 
 def test_the_command_writes_what_the_pipeline_gives(files, model):
     given = ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "embedder"))
-    done = run(files, model, *given, "--embedding-cache", str(files / "cache"))
+    done = run(files, model, *given)
     assert done.exit_code == 0, done.output
-    lines = read_lines(files / "out.jsonl")
+    lines = read_jsonl(files / "out.jsonl")
     saw, cat, _ = ({phrase["keyphrase"] for phrase in line["keyphrases"]} for line in lines)
     assert {"tools", "saw"} <= saw and {"animals", "cat"} <= cat
     for line in lines:
         scores = [phrase["score"] for phrase in line["keyphrases"]]
         assert scores == sorted(scores, reverse=True) and len(scores) <= 10
-    assert any((files / "cache").iterdir())
-    again = run(files, model, *given, "--embedding-cache", str(files / "cache"), output="again.jsonl")
+    again = run(files, model, *given, output="again.jsonl")
     assert again.exit_code == 0 and (files / "again.jsonl").read_bytes() == (files / "out.jsonl").read_bytes()
     changed = run(
         files, model, *given[:2], "--embedder", str(files / "embedder"), "--num-keyphrases", "1", output="one.jsonl"
     )
     assert changed.exit_code == 0
-    assert [line["keyphrases"] for line in read_lines(files / "one.jsonl")] == [
+    assert [line["keyphrases"] for line in read_jsonl(files / "one.jsonl")] == [
         line["keyphrases"][:1] for line in lines
     ]
 
@@ -126,7 +117,7 @@ def test_errors_name_the_option(files, model, tiny_exhird, tokenizer_for):
     for chosen, options, message in (
         (model, ("--examples", str(files / "no.jsonl")), "no.jsonl"),
         (model, ("--examples", str(files / "bare.jsonl"), *embedder), "--examples needs texts and their keyphrases"),
-        (model, ("--examples", str(files / "title.jsonl"), *embedder), "title.jsonl: 'title' is 5, not a text"),
+        (model, ("--examples", str(files / "title.jsonl"), *embedder), "title=5 is not a title"),
         (str(files / "gru"), ("--examples", str(files / "examples.jsonl"), *embedder), "scores no candidates"),
         (model, ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "no-embedder")), "no-embedder"),
     ):

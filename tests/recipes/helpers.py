@@ -63,12 +63,16 @@ def train_bpe(texts, vocab_size: int, special: list[str]) -> Tokenizer:
     return tokenizer
 
 
+def train_tokenizer(texts, vocab_size: int) -> PreTrainedTokenizerFast:
+    """A Llama's tokenizer of these texts."""
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, vocab_size, list(names.values())), **names)
+
+
 def save_tiny_llama(folder: Path) -> None:
     """Saves a Llama of a few thousand random weights with its tokenizer."""
     torch.manual_seed(0)
-    bpe = train_bpe(["def f(x): return x", "the end"] * 9, 300, ["<s>", "</s>", "<pad>"])
-    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, **names)
+    tokenizer = train_tokenizer(["def f(x): return x", "the end"] * 9, 300)
     tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

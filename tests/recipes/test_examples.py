@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 from tests.recipes.helpers import read_rows, save_tiny_llama, write_rows
 from tests.recipes.lexicon_helpers import kind_rows, save_embedder
 

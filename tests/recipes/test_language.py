@@ -16,19 +16,8 @@ from modeling_lexicon.data_lexicon import tokenize_definitions
 from run_tools.errors import UserError
 from tests.recipes.helpers import fails, run_main, save_tiny_llama, write_rows
 
-OPTIONS = (
-    "--max-steps",
-    2,
-    "--use-cpu",
-    "--bf16",
-    "false",
-    "--report-to",
-    "none",
-    "--max-length",
-    64,
-    "--learning-rate",
-    0.01,
-)
+OPTIONS = ["--max-steps", 2, "--use-cpu", "--bf16", "false", "--report-to", "none", "--max-length", 64]
+OPTIONS += ["--learning-rate", 0.01]
 TEXTS = [{"text": f"def f(x): return x + {i}"} for i in range(20)]
 CHAT = [{"role": "user", "content": "the end"}, {"role": "assistant", "content": "return x"}] * 2
 DEFINITION = {"term": "end", "context": "the end", "definition": "return x"}
@@ -73,21 +62,14 @@ def test_only_what_is_named_is_trained_and_the_perplexity_is_that_of_the_saved_m
     held_out = write_rows(tmp_path / "held_out.jsonl", TEXTS[:3])
     train(base, TEXTS, tmp_path / "out", *options, "--validation-files", held_out)
     found = changed(base, tmp_path / "out")
-    assert found >= {name for name in parts if name.endswith("_proj")} and found <= {
-        *parts,
-        "input_layernorm",
-        "post_attention_layernorm",
-    }
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
-        AutoTokenizer.from_pretrained(tmp_path / "out"),
-    )
+    assert {part for part in parts if part.endswith("_proj")} <= found
+    assert found <= {*parts, "input_layernorm", "post_attention_layernorm"}
+    model, tokenizer = (auto.from_pretrained(tmp_path / "out") for auto in (AutoModelForCausalLM, AutoTokenizer))
     ids = [token for row in TEXTS[:3] for token in tokenizer(row["text"] + "</s>")["input_ids"]]
     windows = [torch.tensor([ids[start : start + 64]]) for start in range(0, len(ids), 64)]
     counts = [window.shape[1] - 1 for window in windows]
-    nats = sum(
-        float(model(window, labels=window).loss) * count for window, count in zip(windows, counts, strict=True) if count
-    )
+    losses = [float(model(window, labels=window).loss) if window.shape[1] > 1 else 0.0 for window in windows]
+    nats = sum(loss * count for loss, count in zip(losses, counts, strict=True))
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert math.isclose(results["perplexity"], math.exp(nats / sum(counts)), rel_tol=1e-4)
 
@@ -95,15 +77,14 @@ def test_only_what_is_named_is_trained_and_the_perplexity_is_that_of_the_saved_m
 def test_an_adapter_is_kept_and_merged_by_compose(base, tmp_path):
     train(base, TEXTS, tmp_path / "adapter", "--lora-r", 2, "--keep-adapter")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    assert isinstance(
-        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter"), PeftModel
-    )
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
     experts = [{"source_model": str(base), "name": "base"}, {"source_model": str(tmp_path / "adapter")}]
     compose({"base_model": str(base), "gate_mode": "random", "experts": experts}, tmp_path / "mixture")
 
 
-def test_the_card_names_the_licence_and_how_to_merge_and_is_not_overwritten(base, tmp_path):
-    train(base, TEXTS, tmp_path / "out")
+@pytest.mark.parametrize("options", [(), ("--lora-r", 2, "--keep-adapter", "--save-strategy", "no")])
+def test_the_card_names_the_licence_and_how_to_merge(options, base, tmp_path):
+    train(base, TEXTS, tmp_path / "out", *options)
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.license == "mit" and "lexperts merge compose" in card.text and str(tmp_path) not in str(card)
 
@@ -113,7 +94,7 @@ def labels_of(rows, base, folder, max_length=64):
     tokenizer = AutoTokenizer.from_pretrained(base)
     from trl import SFTConfig, SFTTrainer
 
-    data, _ = load_rows("train", [write_rows(folder / "rows.jsonl", rows)], tokenizer, max_length, None)
+    data, _ = load_rows("train", [write_rows(folder / "rows.jsonl", rows)], tokenizer, max_length)
     model = AutoModelForCausalLM.from_pretrained(base)
     args = SFTConfig(str(folder), max_length=max_length, report_to="none", use_cpu=True, bf16=False)
     prepared = SFTTrainer(model, args, train_dataset=data, processing_class=tokenizer).train_dataset
@@ -131,9 +112,8 @@ def test_only_answers_and_definitions_have_a_loss(base, tmp_path):
 
 def test_rows_that_are_left_out_are_counted(base, tmp_path, capsys):
     rows = [DEFINITION, DEFINITION | {"definition": ""}, DEFINITION | {"context": ["x", "y" * 900]}]
-    data, is_text = load_rows(
-        "train", [write_rows(tmp_path / "x.jsonl", rows)], AutoTokenizer.from_pretrained(base), 200, None
-    )
+    path, tokenizer = write_rows(tmp_path / "x.jsonl", rows), AutoTokenizer.from_pretrained(base)
+    data, is_text = load_rows("train", [path], tokenizer, 200)
     assert len(data) == 2 and not is_text and "2 rows; 2 left out" in capsys.readouterr().out
 
 
@@ -146,7 +126,7 @@ def test_rows_that_are_left_out_are_counted(base, tmp_path, capsys):
 )  # fmt: skip
 def test_rows_that_cannot_be_learnt_are_named(rows, fragment, base, tmp_path):
     with pytest.raises(UserError) as error:
-        load_rows("train", [write_rows(tmp_path / "rows.jsonl", rows)], AutoTokenizer.from_pretrained(base), 64, None)
+        load_rows("train", [write_rows(tmp_path / "rows.jsonl", rows)], AutoTokenizer.from_pretrained(base), 64)
     assert fragment in str(error.value) and "\n" not in str(error.value)
 
 

@@ -47,13 +47,13 @@ def at(tmp_path_factory):
     save_tiny_bart(at.bart, [row[name] for row in some_rows() for name in ("document", "summary")])
     BartForConditionalGeneration.from_pretrained(at.bart, dropout=0.0).save_pretrained(at.bart)
     save_tiny_llama(at.llama)
-    lengths = ["--summary-length", 12, "--num-beams", 2, "--max-source-length", 10, "--margin-loss-coef", 2]
+    lengths = ["--summary-length", 12, "--num-beams", 2, "--max-length", 10, "--margin-loss-coef", 2]
     run(at.bart, at.trained, [at.mail, at.news], *lengths)
     return at
 
 
 def test_a_run_is_that_of_the_plain_trainer(at, tmp_path, capsys):
-    run(at.bart, tmp_path, [at.mail, at.news], "--mixing", "temperature", "--max-source-length", 10)
+    run(at.bart, tmp_path, [at.mail, at.news], "--mixing", "temperature", "--max-length", 10)
     printed = capsys.readouterr().out
     assert (
         "news: 5 train rows (1 without a text were dropped)" in printed and "documents were truncated to 10" in printed
@@ -94,7 +94,7 @@ def test_the_model_opens_with_the_settings_of_the_run(at):
     ],
 )
 def test_every_variant_trains_with_the_authors_options(at, tmp_path, variant, expected):
-    more = ["--variant", variant, "--bf16", "false", "--max-source-length", 64, "--max-target-length", 40]
+    more = ["--variant", variant, "--bf16", "false", "--max-length", 64, "--max-target-length", 40]
     run(at.bart, tmp_path, [at.mail], *more, config=["bart_large_authors"])
     expected |= {"repetition_penalty": 2.0, "no_repeat_ngram_size": 3, "length_penalty": 0.8, "num_beams": 4}
     written = json.loads((tmp_path / "generation_config.json").read_text())
@@ -142,16 +142,12 @@ def test_few_rows_of_a_new_data_set_train_deputies_and_selectors_of_a_trained_mo
 REFUSALS = [
     ("trained", ["--num-deputies", 2], "'num_deputies': 2"),
     ("trained", ["--variant", "flat_moe"], "'main_expert': False"),
-    ("trained", ["--variant", "backbone"], "--variant backbone"),
+    ("trained", ["--variant", "backbone"], "'num_deputies': 0"),
     ("trained", ["--margin-loss-coef", -1], "margin_loss_coef=-1"),
     ("trained", ["--few-shot-rows", 21], "--few-shot-rows 21"),
-    ("bart", ["--few-shot-rows", 2], "--few-shot-rows 2"),
-    ("bart", ["--max-length", 9], "max_length=9"),
     ("bart", ["--label-smoothing-factor", 0.1], "--label-smoothing-factor"),
     ("bart", ["--document-column", "body"], "body"),
     ("bart", ["--datasets", "mail=a", "mail=b"], "mail=a"),
-    ("llama", ["--max-source-length", 9], "max_source_length=9"),
-    ("llama", ["--lora-r", 2], "--lora-r 2"),
     ("llama", ["--train", "deputies", "--variant", "backbone"], "--variant backbone"),
 ]
 
@@ -166,7 +162,7 @@ def test_refusals(model, more, named, at, tmp_path):
 DECODERS = [
     (["--train", "deputies"], "nothing", True),
     (["--train", "deputies", "--lora-r", 2], "[qv]_proj", True),
-    (["--deputy-lr-factor", 0], "", False),
+    ([], "", True),
     (["--variant", "backbone", "--lora-r", 2, "--train-sampling-strategy", "group_by_length"], "_proj", None),
 ]
 

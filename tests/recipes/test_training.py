@@ -84,6 +84,21 @@ def test_a_killed_run_that_is_repeated_ends_with_the_same_bytes(name, at, whole,
     assert contents(tmp_path) == contents(whole(name)) != {}
 
 
+@pytest.mark.parametrize("method, advice", [("training_step", ""), ("_save_checkpoint", " to resume")])
+def test_ctrl_c_says_whether_the_run_resumes(method, advice, at, tmp_path, monkeypatch, capsys):
+    original = getattr(Trainer, method)
+
+    def press(trainer, *args, **kwargs):
+        original(trainer, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, method, press)
+    with pytest.raises(SystemExit) as ended:
+        app(["hypernet-qa", *map(str, TRAININGS["hypernet-qa"](at)), "--output-dir", str(tmp_path)])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.endswith(f"interrupted: Repeat the command{advice}.\n")
+
+
 @each_training
 def test_a_complete_run_stays_and_another_one_in_its_folder_is_refused(name, at, whole, tmp_path, capsys):
     shutil.copytree(whole(name), tmp_path / "run")
@@ -142,4 +157,4 @@ def test_help_names_the_options_and_the_configurations(name, capsys):
     with pytest.raises(SystemExit):
         app([name, "--help"])
     text = capsys.readouterr().out
-    assert f"lexperts train {name}" in text and "--help-all" in text and ".py" not in text
+    assert f"lexperts train {name}" in text and "--output-dir" in text and ".py" not in text

@@ -28,22 +28,12 @@ def some_rows(count: int = 12) -> list[dict]:
 
 
 def hypernet(at: SimpleNamespace, *more) -> list:
-    return [
-        *STEPS,
-        "--train-files",
-        at.rows,
-        "--backbone",
-        at.bert,
-        "--meta-embedding-size",
-        4,
-        "--hidden-size",
-        8,
-        *more,
-    ]
+    model = ["--backbone", at.bert, "--meta-embedding-size", 4, "--hidden-size", 8]
+    return [*STEPS, "--train-files", at.rows, *model, *more]
 
 
 def moesumm(at: SimpleNamespace) -> list:
-    model = ["--model-name-or-path", at.bart, "--deputy-intermediate-size", 8, "--deputy-lr-factor", 2]
+    model = ["--model-name-or-path", at.bart, "--deputy-intermediate-size", 8]
     return [*STEPS, *EVALUATED, "--datasets", f"mail={at.mail}", *model]
 
 
@@ -54,8 +44,8 @@ TRAININGS: dict[str, Callable[[SimpleNamespace], list]] = {
         *(*STEPS, *EVALUATED, "--train-files", at.rows, "--validation-files", at.rows, "--encoder-type", "bigru"),
         *("--hidden-size", 16, "--num-hidden-layers", 1, "--lr-scheduler-type", "reduce_lr_on_plateau"),
     ],
-    "hypernet-keyphrases": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
-    "hypernet-classes": lambda at: hypernet(at, "--max-length", 60, "--validation-share", 0.25, *EVALUATED),
+    "hypernet-keyphrases": lambda at: hypernet(at, "--max-length", 60, "--cache-states", "true", *EVALUATED),
+    "hypernet-classes": lambda at: hypernet(at, "--max-length", 60, "--freeze-backbone", "false", *EVALUATED),
     "language": lambda at: [
         *(*STEPS, "--train-files", at.texts, "--model-name-or-path", at.llama, "--max-length", 32, "--bf16", "false"),
     ],

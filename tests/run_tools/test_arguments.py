@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from transformers import TrainingArguments
 
 from lexperts.recipes import TRAIN
-from run_tools.arguments import format_help, option, parse, required
+from run_tools.arguments import option, parse, print_help, required
 from run_tools.errors import UserError
 
 
@@ -58,17 +57,19 @@ def test_what_is_wrong_is_named_in_one_line(text, argv, fragment, tmp_path):
     assert fragment in str(error.value) and "\n" not in str(error.value)
 
 
-def test_help_shows_defaults_choices_and_configurations(tmp_path):
+def test_help_shows_defaults_choices_and_configurations(tmp_path, capsys):
     write(tmp_path, "size: 1")
-    text = format_help("lexperts train x", "What it does.", [Options], tmp_path)
+    assert print_help(["--help"], "lexperts train x", "What it does.", [Options], tmp_path)
+    text = capsys.readouterr().out
     for part in (
+        "What it does.",
         "lexperts train x [CONFIG] [OPTIONS]",
-        "names (required)",
         "50% of the time (default: one)",
         "{one,two}",
         "own",
     ):
         assert part in text
+    assert not print_help(["--names", "a"], "lexperts train x", "", [Options], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -78,18 +79,23 @@ def test_help_shows_defaults_choices_and_configurations(tmp_path):
     ids=lambda value: getattr(value, "stem", value),
 )  # fmt: skip
 def test_the_keys_of_every_configuration_are_options(recipe, path):
-    commands = import_module(f"lexperts.recipes.{recipe}.arguments").ARGUMENTS.values()
-    errors = []
-    for classes in commands:  # a recipe may have several, and a configuration is for one of them
+    arguments = import_module(f"lexperts.recipes.{recipe}.arguments")
+    package, name = getattr(arguments, "TRAINING", ("transformers", "TrainingArguments"))
+    training, errors = getattr(import_module(package), name), []
+    for classes in arguments.ARGUMENTS.values():  # a recipe may have several, and a configuration is for one of them
         try:
-            parse([*classes, TrainingArguments], [str(path), "--bf16", "false", *needed(classes)], path.parent)
+            parse([*classes, training], [str(path), "--bf16", "false", *needed(classes)], path.parent)
         except UserError as error:
             errors.append(str(error))
-    assert len(errors) < len(commands), errors
+    assert len(errors) < len(arguments.ARGUMENTS), errors
 
 
 def needed(classes) -> list[str]:
     """Options that have no default and are not in configurations."""
     names = {name for cls in classes for name in cls.__dataclass_fields__}
-    given = {"datasets": ["--datasets", "a=b"], "train_files": ["--train-files", "a"]}
+    given = {
+        "datasets": ["--datasets", "a=b"],
+        "train_files": ["--train-files", "a"],
+        "model_name_or_path": ["--model-name-or-path", "a"],
+    }
     return [word for name in names & given.keys() for word in given[name]]

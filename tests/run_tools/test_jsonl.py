@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from run_tools.definition_rows import load_definition_rows
 from run_tools.errors import UserError
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 GOOD = {"title": "Graph cuts", "text": "They work.", "keyphrases": ["graph cuts"]}
 
@@ -33,11 +32,11 @@ def test_rows_of_several_files_come_in_order_and_blank_lines_are_passed_over(wri
     ("lines", "name", "names"),
     [
         ((GOOD, "", GOOD, '{"text": "graph"', GOOD), "a.jsonl", ("a.jsonl, line 4", "column 17")),
-        ((GOOD, '["graph"]'), "a.jsonl", ("a.jsonl, line 2", "list")),
+        ((GOOD, '["graph"]'), "a.jsonl", ("a.jsonl, line 2", "['graph']")),
         ((GOOD, '{"abstract": "x", "keyphrases": []}'), "a.jsonl", ("a.jsonl, line 2", "'text'", "'abstract'")),
         (('{"body": "x"}',), "a.jsonl", ("a.jsonl, line 1", "'text'", "'keyphrases'", "'body'")),
         (('{"text": "a", "x": ' + "[" * 9999,), "a.jsonl", ("a.jsonl, line 1",)),
-        (('[{"text": "graph", "keyphrases": []}, 3]',), "a.json", ("a.json, element 2", "int")),
+        (('[{"text": "graph", "keyphrases": []}, 3]',), "a.json", ("a.json, element 2", "3 is not")),
         (("text,keyphrases", "a"), "a.csv", ("a.csv, line 2", "fewer")),
         ((), "a.jsonl", ("a.jsonl",)),
         (("", " "), "a.jsonl", ("a.jsonl",)),
@@ -58,12 +57,3 @@ def test_what_is_not_utf8_is_named(write, name):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
         read_jsonl(tmp_path / "nowhere.jsonl")
-
-
-def test_a_definition_has_a_row_for_each_context_and_incomplete_ones_are_counted(write):
-    row = {"term": "cut", "definition": "a partition", "id": 1}
-    path = write({**row, "context": ["a cut", " ", "cuts"]}, {**row, "context": "x", "term": None}, row)
-    rows, dropped = load_definition_rows(path)
-    assert rows == [{**row, "context": "a cut"}, {**row, "context": "cuts"}] and dropped == 3
-    with pytest.raises(UserError, match=r"train.jsonl.*1.*'term', 'context', 'definition'"):
-        load_definition_rows(write(row))

@@ -1,11 +1,10 @@
-"""The lowest floor: what its modules import, and versions."""
+"""The lowest floor: what its modules import."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import run_tools
-from run_tools.versions import package_version, package_versions
 
 ROOT = Path(run_tools.__file__).parent
 
@@ -17,10 +16,3 @@ def test_no_module_imports_torch_or_an_extra():
     code = f"import sys, {names}\nprint(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
-
-
-def test_versions_of_packages():
-    assert package_versions(("pytest", "no-such-package")) == {
-        "pytest": package_version("pytest"),
-        "no-such-package": "unknown",
-    }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from run_tools.errors import UserError
-from run_tools.rows import Source, batched, csv_rows
+from run_tools.rows import Source, csv_rows
 
 ROWS = [{"id": "ü1", "text": "Straße €5"}, {"id": "2", "text": 'na"ïve\n漢字'}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
@@ -44,7 +44,7 @@ def write(path, content):
 )
 def test_the_rows_of_every_format(name, content, options, tmp_path):
     source = Source(write(tmp_path / name, content), **options)
-    assert list(source) == ROWS and source.count() == 2 and source.columns == ["id", "text"]
+    assert list(source) == ROWS and source.columns == ["id", "text"]
 
 
 def test_texts_are_lines_of_a_file_and_files_of_a_folder(tmp_path):
@@ -71,7 +71,7 @@ def test_rows_and_files_that_cannot_be_read_are_errors_of_their_own(tmp_path):
     found = list(Source(tmp_path / "table"))
     assert [type(row) for row in found] == [ValueError, ValueError, dict] and "line 3" in str(found[1])
     write(tmp_path / "table" / "a.csv", "id,text\n1,é\n".encode("latin-1"))
-    with pytest.raises(UserError, match="--encoding"):
+    with pytest.raises(UserError, match="its encoding"):
         Source(tmp_path / "table").check_columns(["text"])
 
 
@@ -85,12 +85,12 @@ def test_a_lost_connection_is_not_a_damaged_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "kind", "message"),
     [
-        ({}, FileNotFoundError, "in is not a file"),
-        ({"a.log": "x"}, FileNotFoundError, "in is not a file"),
+        ({}, FileNotFoundError, "in is not a"),
+        ({"a.log": "x"}, FileNotFoundError, "in is not a"),
         ({"a.jsonl": ""}, UserError, "in"),
-        ({"a.jsonl": LINES, "b.csv": TABLE}, UserError, r"\.csv, \.jsonl"),
+        ({"a.jsonl": LINES, "b.csv": TABLE}, UserError, r"\.csv, \.jsonl files"),
         ({"a.csv": "id,text,id\n1,a,2\n"}, UserError, "'id'"),
-        ({"a.csv": "id;txt\n1;a\n"}, UserError, "'text'.*--delimiter ';'"),
+        ({"a.csv": "id;txt\n1;a\n"}, UserError, "'text'.*'id;txt'"),
         ({"a.jsonl": '{"id": 1, "texts": "a"}\n'}, UserError, "'text'.*'id', 'texts'"),
     ],
 )
@@ -112,16 +112,6 @@ def test_the_state_changes_with_the_files_and_not_with_their_folder(tmp_path):
     assert Source(tmp_path / "new" / "a.jsonl").state() != state
 
 
-@given(st.lists(st.text(max_size=9), max_size=9), st.integers(1, 4))
-def test_batches_hold_all_rows_and_few_long_ones(texts, size):
-    rows = [{"text": text} for text in texts]
-    found = list(batched(rows, size, characters=2))
-    assert [row for batch in found for row in batch] == rows
-    for batch in found[:-1]:
-        lengths = [len(row["text"]) for row in batch]
-        assert len(batch) == size or sum(lengths) >= 2 * size > sum(lengths[:-1])
-
-
 CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff") | st.sampled_from('",\n\r'))
 
 
@@ -129,5 +119,5 @@ CELL = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\u
 def test_what_csv_writes_is_read(rows):
     text = io.StringIO(newline="")
     csv.writer(text).writerows([("a", "b"), *rows])
-    found = [row for _, row in csv_rows(io.BytesIO(text.getvalue().encode()), ",")]
+    found = [row for _, row in csv_rows(io.StringIO(text.getvalue(), newline=""), ",")]
     assert found == [{"a": a, "b": b} for a, b in rows]

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from run_tools.arguments import option
-from run_tools.errors import UserError
 
 from ..data import ColumnArguments, SplitArguments
 
@@ -13,38 +12,25 @@ from ..data import ColumnArguments, SplitArguments
 class ModelArguments:
     """The model: its encoder, its attention masks, and what prevents repeats."""
 
-    encoder_type: Literal["bigru", "transformer", "pretrained"] = option("transformer", "the encoder")
-    backbone: str | None = option(
-        None, "of a pretrained model: Hub id or folder of an encoder or a decoder, minilm or smollm2"
-    )
+    encoder_type: Literal["bigru", "transformer"] = option("transformer", "the encoder, without a backbone")
+    backbone: str | None = option(None, "pretrained encoder or decoder: Hub id, folder, minilm or smollm2")
     backbone_lr: float = option(1e-4, "learning rate of a pretrained encoder")
-    freeze_backbone: bool = option(False, "whether to freeze a pretrained encoder")
     adapter_rank: int | None = option(None, "of a decoder: train differences of this rank; by default all weights")
-    attention_dropout: float | None = option(None, "that of the backbone; 0 is faster on a CPU")
     hidden_size: int = option(300, "size of encoder and decoder states")
     embedding_size: int | None = option(None, "of words; by default 100, or a Transformer's hidden size")
     num_hidden_layers: int = option(4, "number of encoder layers")
     num_attention_heads: int = option(6, "number of attention heads of a Transformer")
     intermediate_size: int = option(2048, "feed-forward size of a Transformer")
-    relative_attention: Literal["shared", "separate", "none", "off"] = option(
-        "shared", "relative positions of a Transformer; off: absolute positions"
-    )
+    relative_attention: Literal["shared", "separate", "none", "off"] = option("shared", "positions; off: absolute ones")
     use_lead: bool = option(True, "whether to use the lead mask")
     use_window: bool = option(True, "whether to use the window mask")
     use_top_k: bool = option(True, "whether to use the top-k mask")
     lead_size: int = option(10, "number of lead words, g")
     window_size: int = option(50, "window of the window mask, w")
     attention_top_k: int = option(10, "number of keys of the top-k mask, k")
-    dropout: float = option(0.0, "dropout rate in the encoder")
     exclusion_window: int = option(1, "preceding phrases whose first words are excluded; -1 for all, 0 for none")
     exclusive_loss_window: int = option(4, "window of the exclusive loss")
     exclusive_loss_coef: float = option(0.0, "weight of the exclusive loss; 1 for ExHiRD-s")
-
-    def __post_init__(self):
-        if (self.backbone is None) == (self.encoder_type == "pretrained"):
-            raise UserError(
-                f"--backbone {self.backbone} does not match --encoder-type {self.encoder_type}. A pretrained model has a backbone."
-            )
 
 
 @dataclass
@@ -52,13 +38,9 @@ class DataArguments(ColumnArguments, SplitArguments):
     """Documents with keyphrases, the vocabulary, and when training ends."""
 
     vocab_size: int = option(50_000, "size of the vocabulary: the most frequent words of the training documents")
-    max_source_length: int | None = option(
-        None, "words of a document (by default 400), longer ones are left out; tokens that a decoder reads (512)"
-    )
-    max_target_length: int = option(80, "words of a document's keyphrases, documents with more are left out")
+    max_source_length: int | None = option(None, "words of a document (400); tokens that a decoder reads (512)")
     max_length: int = option(640, "of a decoder: tokens of title, text and keyphrases")
     stop_after_rises: int = option(3, "end after N consecutive rises of the validation loss; 0 for never")
-    show: int = option(3, "number of test documents to print with their keyphrases")
 
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments)}

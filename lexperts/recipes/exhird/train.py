@@ -1,24 +1,24 @@
 """Trains a keyphrase generator, and scores it.
 
     lexperts train exhird bigru_paper --dataset-name midas/kp20k --output-dir runs/bigru
-    lexperts train exhird warm_cpu --train-files train.jsonl --validation-files validation.jsonl \\
-        --test-files test.jsonl --output-dir runs/warm
-    lexperts train exhird smollm2_cpu --train-files train.jsonl --validation-files validation.jsonl --output-dir runs/smollm2
+    lexperts train exhird warm_cpu --train-files train.jsonl --test-files test.jsonl --output-dir runs/warm
+    lexperts train exhird smollm2_cpu --train-files train.jsonl --output-dir runs/smollm2
 
-Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. A pretrained --backbone may
-be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt. The tokenized documents are
-in the cache of `datasets`, also for the next model. "--lr-scheduler-type reduce_lr_on_plateau" is the reference's schedule.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. A pretrained --backbone
+may be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt.
+"--lr-scheduler-type reduce_lr_on_plateau" is the reference's schedule.
 
-The output folder contains the best model by validation loss, with its code and pipeline. results.json has the scores of the test
-documents by ExHiRD's convention: of present and absent keyphrases, and the share of generated phrases that repeat an earlier one.
+The output folder contains the best model by validation loss, with its code and pipeline. results.json has the scores by
+ExHiRD's convention: of present and absent keyphrases, and the share of generated phrases that repeat an earlier one.
 """
 
 from collections.abc import Iterator
 from dataclasses import fields
 
 from datasets import Dataset, Features, Value
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm import tqdm
-from transformers import pipeline, set_seed
+from transformers import TrainerCallback, set_seed
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from keyphrase_tools.evaluation import keep_best
@@ -27,7 +27,6 @@ from keyphrase_tools.words import stem_phrase
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
     DataCollatorForPrompts,
-    ExhirdCausalConfig,
     ExhirdConfig,
     ExhirdForCausalLM,
     ExhirdForKeyphraseGeneration,
@@ -40,29 +39,26 @@ from modeling_exhird.data_exhird import clean_keyphrases
 from modeling_exhird.tokenization_exhird import split_document
 from run_tools.errors import UserError
 from run_tools.loading import open_config, open_tokenizer
-from run_tools.versions import package_versions
+from run_tools.versions import __version__
 
-from ..data import Rows, as_text, load_documents
-from ..training import fit, write_results
+from ..data import Rows, as_text, hold_out_validation, load_documents
+from ..training import RecipeTrainer, fit, save_pipeline, write_results
 from .arguments import DataArguments, ModelArguments
-from .schedule import KeyphraseTrainer, StopAfterRises
 
-PARTS = ("present", "absent")
 FEATURES = Features({"title": Value("string"), "text": Value("string"), "keyphrases": [Value("string")]})
 
 
 def is_decoder(backbone: str) -> bool:
-    """Whether a backbone is a decoder, such as a Llama, by its configuration. BERT's could be one, but is an encoder."""
+    """Whether a backbone is a decoder, such as a Llama, by its configuration. BERT could be one, but is an encoder."""
     config = open_config(backbone)
     causal, masked = (type(config) in kind for kind in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING))
     return causal and not masked and not config.is_encoder_decoder
 
 
 def load_rows(args: DataArguments) -> Rows:
-    """Documents of each split. Raises a `UserError` without validation documents, and for a test without keyphrases."""
+    """Documents of each split. Raises a `UserError` for a test without keyphrases."""
     rows = load_documents(args)
-    if "validation" not in rows:
-        raise UserError("There are no validation documents. Pass --validation-files FILE.")
+    hold_out_validation(rows)
     if "test" in rows:
         check_gold([row["keyphrases"] for row in rows["test"]], "the test documents")
     return {
@@ -80,7 +76,7 @@ def tokenize(rows: Rows, function, **options) -> dict[str, Dataset]:
     """Rows for training and validation, whose numbers are printed. Raises a `UserError` for a split without any."""
     splits, more = {}, {"batched": True, "fn_kwargs": options, "remove_columns": list(FEATURES)}
     for split in ("train", "validation"):
-        generator = {"rows": rows[split], "version": package_versions(("lexperts",))}
+        generator = {"rows": rows[split], "version": {"lexperts": __version__}}
         documents = Dataset.from_generator(iterate, features=FEATURES, gen_kwargs=generator)
         splits[split] = documents.map(function, desc=split, **more)
         kept = f"{len(splits[split]):,} of {len(documents):,}"
@@ -101,8 +97,8 @@ def changed(args: ModelArguments, *without: str) -> dict:
 def make_decoder(model_args: ModelArguments, data_args: DataArguments, rows: Rows):
     """A pretrained decoder, tokenized splits, and their collator."""
     tokenizer = open_tokenizer(model_args.backbone)
-    length = data_args.max_source_length or ExhirdCausalConfig.max_source_length
-    options = changed(model_args, "backbone", "encoder_type") | {"max_source_length": length}
+    length = {"max_source_length": data_args.max_source_length} if data_args.max_source_length else {}
+    options = changed(model_args, "backbone") | length
     model = ExhirdForCausalLM.from_backbone(model_args.backbone, tokenizer, **options)
     splits = tokenize(rows, tokenize_prompts, tokenizer=tokenizer, config=model.config, max_length=data_args.max_length)
     return model, splits, DataCollatorForPrompts(tokenizer, answers_only=True)
@@ -119,38 +115,59 @@ def make_encoder(model_args: ModelArguments, data_args: DataArguments, rows: Row
         model = ExhirdForKeyphraseGeneration.from_backbone(model_args.backbone, tokenizer, **options)
     else:
         model = ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer, **changed(model_args)))
-    lengths = {"max_source_length": data_args.max_source_length or 400}
-    lengths["max_target_length"] = data_args.max_target_length
-    splits = tokenize(rows, tokenize_documents, tokenizer=tokenizer, **lengths)
+    length = data_args.max_source_length or 400
+    splits = tokenize(rows, tokenize_documents, tokenizer=tokenizer, max_source_length=length)
     return model, splits, DataCollatorForKeyphraseGeneration(tokenizer)
 
 
 def score(model, tokenizer, rows: list[dict]) -> dict:
-    """The scores of present, absent and all phrases that a model generates for documents, and the share of repeats; prints them."""
+    """The scores of the phrases that a model generates for documents, and the share of repeats; prints them."""
     generator = generator_class(model.config)(model, tokenizer, batch_size=32, raw=True)
-    documents = [{"title": row["title"], "text": row["text"]} for row in rows]
     with tqdm(total=len(rows), unit="document", desc="test") as bar:
-        found = [[" ".join(words) for words in phrases] for phrases in generator.stream(documents, bar.update)]
+        found = [[" ".join(words) for words in phrases] for phrases in generator.stream(rows, bar.update)]
     gold = [[" ".join(words) for words in clean_keyphrases(row["keyphrases"], max_words=None)] for row in rows]
     sources = [" ".join(word for word, _ in split_document(row["text"], row["title"])) for row in rows]
     scores = keyphrase_f1(found, gold, convention="exhird", sources=sources, k=(5, "M"))
     stems = [[stem_phrase(phrase) for phrase in phrases] for phrases in found]
     total = sum(map(len, stems))
     scores["repeats"] = 1 - sum(len(set(own)) for own in stems) / total if total else 0.0
-    parts = [f"{part} " + " ".join(f"F1@{k} {scores[part][f'f1@{k}']:.3f}" for k in "5M") for part in PARTS]
+    parts = [
+        f"{part} " + " ".join(f"F1@{k} {scores[part][f'f1@{k}']:.3f}" for k in "5M") for part in ("present", "absent")
+    ]
     print(f"test, {len(rows):,} documents: {'   '.join(parts)}   repeats {100 * scores['repeats']:.1f}%")
     return scores
 
 
-def print_examples(generate, rows: list[dict]) -> None:
-    """Prints documents with their generated and their gold keyphrases."""
-    for row in rows:
-        phrases = generate({"title": row["title"], "text": row["text"]})
-        print(f"\n{row['title'] or row['text'][:80]}")
-        for part in PARTS:
-            own = (f"{p['keyphrase']} {p['score']:.2f}" for p in phrases if p["present"] is (part == "present"))
-            print(f"  {part:7}  {'; '.join(own)}")
-        print(f"  gold     {'; '.join(row['keyphrases'])}")
+class PlateauSchedule(ReduceLROnPlateau):
+    """Reduces the learning rate after an evaluation that is worse than the previous one, which need not be the best."""
+
+    def step(self, metrics, epoch=None):
+        """Called by the Trainer with the loss of an evaluation."""
+        super().step(metrics, epoch)
+        self.best = float(metrics)
+
+
+class KeyphraseTrainer(RecipeTrainer):
+    """A Trainer whose `reduce_lr_on_plateau` is the reference's: it halves the rate, down to 1e-5."""
+
+    def create_scheduler(self, *args, **kwargs):
+        """As in the Trainer."""
+        if self.lr_scheduler is None and self.args.lr_scheduler_type == "reduce_lr_on_plateau":
+            self.lr_scheduler = PlateauSchedule(self.optimizer, patience=0, threshold=0, factor=0.5, min_lr=1e-5)
+        return super().create_scheduler(*args, **kwargs)
+
+
+class StopAfterRises(TrainerCallback):
+    """Ends training after n consecutive evaluations that are each worse than the previous one."""
+
+    def __init__(self, rises: int):
+        self.rises = rises
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """Called by the Trainer after each evaluation."""
+        losses = [entry["eval_loss"] for entry in state.log_history if "eval_loss" in entry][-self.rises - 1 :]
+        if len(losses) > self.rises and losses == sorted(set(losses)):
+            control.should_training_stop = True
 
 
 def train(model_args: ModelArguments, data_args: DataArguments, training_args, checkpoint) -> None:
@@ -170,15 +187,9 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
         callbacks=[StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else [],
     )  # fmt: skip
     fit(trainer, checkpoint)
-    folder, tokenizer = training_args.output_dir, collator.tokenizer
-    generate = pipeline("keyphrase-generation", model=trainer.model, tokenizer=tokenizer)
-    generate.save_pretrained(folder)
-    state, unit = trainer.state, "token" if decoder else "document"
-    if state.best_metric is not None:  # a run may end before its first evaluation
-        print(f"validation loss per {unit} {state.best_metric:.2f}, step {state.best_global_step}")
-    print(f"The model is in {folder}: pipeline('keyphrase-generation', model={folder!r})")
-    results = {"best_validation_loss": state.best_metric}
+    print(f"validation loss {trainer.state.best_metric}, step {trainer.state.best_global_step}")
+    save_pipeline("keyphrase-generation", trainer.model, collator.tokenizer, training_args.output_dir)
+    results = {"best_validation_loss": trainer.state.best_metric}
     if "test" in rows and trainer.is_world_process_zero():
-        results["test"] = score(trainer.model, tokenizer, rows["test"])
-        print_examples(generate, rows["test"][: data_args.show])
+        results["test"] = score(trainer.model, collator.tokenizer, rows["test"])
     write_results(trainer, **results)

@@ -15,58 +15,41 @@ class ModelArguments:
     backbone: str = option("minilm", "Hub id or folder of any encoder; minilm is in lexperts[offline]")
     freeze_backbone: bool = option(True, "whether to freeze the backbone")
     backbone_lr: float = option(2e-5, "learning rate of a backbone that is not frozen")
-    attention_dropout: float | None = option(None, "that of the backbone; 0 is faster on a CPU")
+    cache_states: bool = option(False, "whether to compute a frozen backbone's states once")
     meta_embedding_size: int = option(16, "size of the title's vector z")
     hidden_size: int = option(512, "hidden size of the layer that encodes the text")
     bidirectional: bool = option(False, "whether to encode the text in reverse too")
     normalize_meta_embedding: bool = option(True, "whether to normalise z to mean 0 and length 1")
-    meta_dropout: float = option(0.0, "dropout on z")
     shared_base_weights: bool = option(False, "whether to add generated weights to weights that all texts share")
     classifier_dropout: float = option(0.1, "dropout on the text's states")
     pooling: Literal["last", "mean"] = option("last", "state of the text from which it is classified")
 
 
 @dataclass
-class DataArguments(SplitArguments):
-    """Options that the data of all three tasks share."""
-
-    cache_states: bool = option(False, "whether to compute a frozen backbone's states once")
-
-
-@dataclass
-class KeyphraseDataArguments(ColumnArguments, DataArguments):
+class KeyphraseDataArguments(ColumnArguments, SplitArguments):
     """Documents with titles and keyphrases."""
 
-    cache_states: bool = option(True, "whether to compute a frozen backbone's states once")
-    validation_share: float = option(0.2, "share for validation, without validation files")
     language: str = option("english", "stemmer of keyphrases, such as german, or none")
     max_length: int = option(256, "maximum sub-tokens of title and text")
     early_stopping_patience: int = option(5, "epochs without a gain before training stops; 0 for never")
-    show: int = option(3, "number of test documents to print with their keyphrases")
 
 
 @dataclass
-class ClassificationDataArguments(DataArguments):
+class ClassificationDataArguments(SplitArguments):
     """Texts with titles and classes."""
 
-    validation_share: float = option(0.1, "share for validation, without validation files")
     text_column: str = option("text", "column of texts")
     title_column: str = option("title", "column of titles, which may be empty")
     label_column: str = option("label", "column of names or numbers of classes")
     max_length: int = option(512, "maximum tokens of title and text")
-    max_train_rows: int | None = option(None, "use only the first N training texts")
-    max_test_rows: int | None = option(None, "use only the first N test texts")
 
 
 @dataclass
-class QuestionDataArguments(DataArguments):
+class QuestionDataArguments(SplitArguments):
     """Questions with contexts and answers, in SQuAD's columns."""
 
     max_seq_len: int = option(384, "tokens of a window, including the question")
     doc_stride: int = option(128, "tokens by which neighbouring windows overlap")
-    max_train_rows: int | None = option(None, "use only the first N training questions")
-    max_test_rows: int | None = option(None, "use only the first N test questions")
-    show: int = option(3, "number of questions to print with their answers")
 
 
 ARGUMENTS = {

@@ -3,14 +3,15 @@
     lexperts train hypernet-keyphrases inspec_cpu --train-files train.jsonl --test-files test.jsonl
     lexperts train hypernet-keyphrases keyphrases_paper --dataset-name midas/inspec
 
-Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder contains
-the best model with its code and pipeline.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder
+contains the best model with its code and pipeline.
 
-results.json has the scores of every epoch and of the test set. "paths" is the phrase-level micro F1 of the most likely label
-sequences, as in the paper. "spans" is the same with the probability threshold that is best on the validation documents, if a
-threshold improves F1 there. "lexperts" and "seke" are F1@5 and F1@10 with this threshold, by two sets of scoring rules.
+results.json has the scores of every epoch and of the test set. "paths" is the phrase-level micro F1 of the most likely
+label sequences, as in the paper. "spans" is the same with the threshold that is best on validation documents, if one
+improves F1 there. "lexperts" and "seke" are F1@5 and F1@10 with this threshold, by two sets of scoring rules.
 """
 
+import numpy as np
 from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
@@ -20,12 +21,12 @@ from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_p
 from keyphrase_tools.labels import RULES, tag_words, tokenize_documents
 from keyphrase_tools.rows import describe_coverage
 from keyphrase_tools.words import check_language, split_words
-from modeling_hypernet import DataCollatorForTextPairs, HypernetForTokenClassification
+from modeling_hypernet import HypernetForTokenClassification
 
 from ..data import hold_out_validation, load_documents, to_columns
-from ..training import RecipeTrainer, best_evaluation, fit, write_results
+from ..training import RecipeTrainer, best_evaluation, save_pipeline, write_results
 from .arguments import KeyphraseDataArguments, ModelArguments
-from .models import build_model, make_trainer, open_tokenizer, save_pipeline
+from .models import build_model, fit_model
 
 COUNTS = ["document", "num_keyphrases", "num_present"]
 
@@ -44,20 +45,19 @@ class ViterbiTrainer(RecipeTrainer):
 def make_rows(documents: dict[str, dict], tokenizer, id2label: dict, language: str | None):
     """The rows of training and validation, and the metrics of the latter."""
     windows = tokenize_documents(documents["train"], tokenizer, title_as="meta", language=language)
-    count = len(documents["train"]["text"])
+    count, validation = len(documents["train"]["text"]), documents["validation"]
     print(f"train: {count:,} documents in {len(windows['labels']):,} windows; {describe_coverage(windows)}")
-    validation = documents["validation"]
     metrics = ExtractionMetrics(
         validation["text"], validation["keyphrases"], tokenizer, id2label, titles=validation["title"], spans=True,
         thresholds=(None, *THRESHOLDS), language=language,
     )  # fmt: skip
-    rows = {"train": Dataset.from_dict(windows), "validation": Dataset.from_dict(metrics.rows)}
-    return {split: own.remove_columns(COUNTS) for split, own in rows.items()}, metrics
+    rows = {"train": windows, "validation": metrics.rows}
+    return {split: Dataset.from_dict(own).remove_columns(COUNTS) for split, own in rows.items()}, metrics
 
 
 def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
     """Micro precision, recall and F1 of the mentions that a pipeline extracts, against the spans of the gold labels."""
-    correct = predicted = gold = 0
+    counts = np.zeros(3)
     inputs = [{"title": title, "text": text} for title, text in zip(documents["title"], documents["text"], strict=True)]
     found = extract(inputs, top_k=None, batch_size=16)
     for text, keyphrases, phrases in zip(documents["text"], documents["keyphrases"], found, strict=True):
@@ -67,16 +67,16 @@ def score_mentions(extract, documents: dict[str, list]) -> dict[str, float]:
             source.source_span(words[a][1], words[b - 1][2])
             for a, b in tag_spans(tag_words(words, keyphrases, language=extract.language))
         }
-        mentions = [mention for phrase in phrases for mention in phrase["mentions"]]
+        mentions = (mention for phrase in phrases for mention in phrase["mentions"])
         extracted = {(m["start"], m["end"]) for m in mentions if m.get("field", "text") == "text"}
-        correct += len(spans & extracted)
-        predicted, gold = predicted + len(extracted), gold + len(spans)
-    precision, recall = correct / max(predicted, 1), correct / max(gold, 1)
-    return {"precision": precision, "recall": recall, "f1": 2 * correct / max(predicted + gold, 1)}
+        counts += len(spans & extracted), len(extracted), len(spans)
+    correct, predicted, gold = counts.tolist()
+    ratios = {"precision": (correct, predicted), "recall": (correct, gold), "f1": (2 * correct, predicted + gold)}
+    return {name: part / max(total, 1) for name, (part, total) in ratios.items()}
 
 
-def score(extract, documents: dict[str, list], show: int) -> dict:
-    """The scores of the test documents; prints them, and some documents' keyphrases."""
+def score(extract, documents: dict[str, list]) -> dict:
+    """The scores of the test documents, which are printed."""
     config, scores = extract.model.config, {"spans": score_mentions(extract, documents)}
     threshold, config.keyphrase_threshold = config.keyphrase_threshold, None
     scores["paths"] = score_mentions(extract, documents)
@@ -87,38 +87,29 @@ def score(extract, documents: dict[str, list], show: int) -> dict:
     at_k = "   ".join(f"F1@{k} {100 * scores['lexperts'][f'f1@{k}']:.1f}" for k in (5, 10))
     spans, paths = (100 * scores[name]["f1"] for name in ("spans", "paths"))
     print(f"test, {len(documents['text']):,} documents: F1 of spans {spans:.1f} (best paths {paths:.1f})   {at_k}")
-    for title, text in list(zip(documents["title"], documents["text"], strict=True))[:show]:
-        phrases = extract({"title": title, "text": text})
-        print(f"\n{title}\n{text}\n  -> " + "; ".join(f"{p['keyphrase']} ({p['score']:.2f})" for p in phrases))
     return scores
 
 
 def train(model_args: ModelArguments, data_args: KeyphraseDataArguments, training_args, checkpoint) -> None:
     """Trains, scores and saves a model."""
-    rows, language = (
-        load_documents(data_args),
-        check_language(None if data_args.language == "none" else data_args.language),
-    )
-    hold_out_validation(rows, data_args.validation_share)
+    language = check_language(None if data_args.language == "none" else data_args.language)
+    rows = load_documents(data_args)
+    hold_out_validation(rows)
     documents = {split: to_columns(own) for split, own in rows.items()}
-    if "test" in documents:  # before the training
-        gold_phrases(
-            documents["test"]["text"], documents["test"]["keyphrases"], RULES[1], language, "the test documents"
-        )
-    tokenizer = open_tokenizer(model_args.backbone, data_args.max_length)
-    model = build_model(HypernetForTokenClassification, model_args, training_args.seed)
+    if test := documents.get("test"):  # before the training
+        gold_phrases(test["text"], test["keyphrases"], RULES[1], language, "the test documents")
+    model, tokenizer = build_model(HypernetForTokenClassification, model_args, data_args.max_length, training_args.seed)
     model.config.keyphrase_language = language
     data, metrics = make_rows(documents, tokenizer, model.config.id2label, language)
     keep_best(training_args, "span_f1")
-    collator = DataCollatorForTextPairs(tokenizer, id2label=model.config.id2label)
-    arguments = ViterbiTrainer, model, model_args, data_args, training_args, data, collator
-    trainer, _ = make_trainer(*arguments, compute_metrics=metrics)
-    if data_args.early_stopping_patience:
-        trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience))
-    fit(trainer, checkpoint)
+    patience = data_args.early_stopping_patience
+    trainer = fit_model(
+        model, tokenizer, model_args, training_args, data, checkpoint, kind=ViterbiTrainer, compute_metrics=metrics,
+        callbacks=[EarlyStoppingCallback(patience)] if patience else [],
+    )  # fmt: skip
     # none if the most likely path was better than any threshold
     threshold = best_evaluation(trainer, "eval_span_f1").get("eval_threshold")
     trainer.model.config.keyphrase_threshold = threshold
-    extract = save_pipeline("keyphrase-extraction", trainer)
-    test = {"test": score(extract, documents["test"], data_args.show)} if "test" in documents else {}
-    write_results(trainer, best_validation_span_f1=trainer.state.best_metric, threshold=threshold, **test)
+    extract = save_pipeline("keyphrase-extraction", trainer.model, tokenizer, training_args.output_dir)
+    results = {"test": score(extract, test)} if test else {}
+    write_results(trainer, best_validation_span_f1=trainer.state.best_metric, threshold=threshold, **results)

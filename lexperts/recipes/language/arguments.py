@@ -8,10 +8,7 @@ from run_tools.errors import UserError
 
 # names of `--train` -> parts of the names of these weights
 PARTS = {"mlp": ".mlp.", "attention": ".self_attn.", "norm": "norm", "linear": "_proj.", "all": ""}
-ROWS = (
-    "a .txt file with a text per line, or JSON Lines with text; with messages; with prompt and completion; or with term, context and "
-    "definition"
-)
+ROWS = "a .txt file with a text per line, or rows with text; messages; prompt, completion; or term, context, definition"
 
 
 @dataclass
@@ -34,11 +31,10 @@ class ModelArguments:
 
 @dataclass(kw_only=True)
 class DataArguments:
-    """The rows. Texts are joined and cut into windows of --max-length; only answers and definitions have a loss otherwise."""
+    """The rows. Texts are joined and cut into windows of --max-length; else answers and definitions alone have a loss."""
 
     train_files: list[str] = required(f"training files: {ROWS}; all of one kind")
     validation_files: list[str] | None = option(None, "held-out rows, whose perplexity is measured at the end")
-    max_rows: int | None = option(None, "use only the first N rows of each split")
 
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments)}

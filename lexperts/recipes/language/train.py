@@ -1,13 +1,12 @@
 """Fine-tunes an expert of a mixture, or any dense model, on texts, chats or definitions, by trl's SFTTrainer.
 
     lexperts train language smollm2 --train-files radiology.jsonl --output-dir experts/radiology
-    lexperts train language smollm2 --train-files radiology.jsonl --lora-r 16 --keep-adapter --output-dir experts/radiology
+    lexperts train language smollm2 --train-files radiology.jsonl --lora-r 16 --keep-adapter --output-dir adapter
     lexperts train language definitions_smollm2 --train-files train.jsonl --validation-files validation.jsonl
 
-By default only the MLPs are trained: what all experts share stays the base's, so merging changes nothing that is not routed. The
-output is a dense model that `lexperts merge compose` reads; with --keep-adapter an adapter of it. results.json has the
-perplexity of the validation rows. To thaw more weights later, as in BAR (arXiv 2604.18473), train again from the output with
-another --train.
+By default only the MLPs are trained: what all experts share stays the base's, so merging changes nothing that is not
+routed. The output is a dense model that `lexperts merge compose` reads; with --keep-adapter an adapter of it.
+results.json has the perplexity of the validation rows.
 """
 
 import math
@@ -35,7 +34,7 @@ CARD = """# {title}
 
 An expert made from {base}: {trained} trained on texts of one domain.
 
-## How to merge it
+`lexperts merge compose recipe.yml mixture` merges it, with this recipe.yml:
 
 ```yaml
 base_model: {base}
@@ -44,37 +43,7 @@ gate_mode: ridge
 experts:
   - {{source_model: {title}, samples: TEXTS.jsonl}}
   - {{source_model: OTHER_EXPERT, samples: OTHER.jsonl}}
-```
-
-```
-lexperts merge compose recipe.yml mixture
 ```"""
-
-
-class ExpertTrainer(SFTTrainer):
-    """Writes our card in place of trl's; a card that is there already is kept."""
-
-    def __init__(self, *args, origin: ModelArguments, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.origin = origin
-
-    def create_model_card(self, *args, **kwargs):
-        """Names the base, its licence, and how to merge the expert."""
-        path = Path(self.args.output_dir) / "README.md"
-        if path.exists() or not self.is_world_process_zero():
-            return
-        origin = self.origin.model_name_or_path
-        base = published_name(origin)
-        trained = (
-            "a LoRA adapter of the MLPs was" if self.origin.keep_adapter else f"the weights of {self.origin.train} were"
-        )
-        metadata = {
-            "license": read_license(Path(locate_model(origin))), "base_model": base if is_hub_id(base) else None,
-            "library_name": "peft" if self.origin.keep_adapter else "transformers", "pipeline_tag": "text-generation",
-            "tags": ["lexperts", "merge"],
-        }  # fmt: skip
-        title = Path(self.args.output_dir).resolve().name
-        write_file(path, join_card(metadata, CARD.format(title=title, base=base, trained=trained)))
 
 
 def open_base(args: ModelArguments):
@@ -82,8 +51,10 @@ def open_base(args: ModelArguments):
     name = args.model_name_or_path
     if (kind := open_config(name).model_type) not in FAMILIES:
         raise UserError(f"--model-name-or-path {name}: {kind!r} is not one of {', '.join(sorted(FAMILIES))}.")
-    dropout = {} if args.attention_dropout is None else {"attention_dropout": args.attention_dropout}
-    model, tokenizer = open_model(AutoModelForCausalLM, name, dtype=args.dtype, **dropout), open_tokenizer(name)
+    options = {"dtype": args.dtype}
+    if args.attention_dropout is not None:
+        options["attention_dropout"] = args.attention_dropout
+    model, tokenizer = open_model(AutoModelForCausalLM, name, **options), open_tokenizer(name)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
@@ -113,6 +84,18 @@ def perplexity(trainer: SFTTrainer) -> float:
     return math.exp(nats / tokens)
 
 
+def write_card(args: ModelArguments, folder: Path) -> None:
+    """Writes the card of an expert, in place of trl's or peft's: its base, its licence, and how to merge it."""
+    base, title = published_name(args.model_name_or_path), folder.resolve().name
+    trained = "a LoRA adapter of the MLPs was" if args.keep_adapter else f"the weights of {args.train} were"
+    metadata = {
+        "license": read_license(Path(locate_model(args.model_name_or_path))), "tags": ["lexperts", "merge"],
+        "library_name": "peft" if args.keep_adapter else "transformers", "pipeline_tag": "text-generation",
+        "base_model": base if is_hub_id(base) else None,
+    }  # fmt: skip
+    write_file(folder / "README.md", join_card(metadata, CARD.format(title=title, base=base, trained=trained)))
+
+
 def train(model_args: ModelArguments, data_args: DataArguments, training_args, checkpoint: str | None) -> None:
     """Trains, scores and saves a model."""
     model, tokenizer = open_base(model_args)
@@ -120,24 +103,25 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
     splits, length = {}, training_args.max_length
     for split, paths in files.items():
         if paths:
-            splits[split], is_text = load_rows(split, paths, tokenizer, length, data_args.max_rows)
+            splits[split], is_text = load_rows(split, paths, tokenizer, length)
             if is_text:  # windows of joined texts
                 training_args.packing, training_args.packing_strategy = True, "wrapped"
-    trainer = ExpertTrainer(
-        model, training_args, train_dataset=splits["train"], eval_dataset=splits.get("validation"), processing_class=tokenizer,
-        peft_config=choose_weights(model, model_args), callbacks=[StopAtNaN()], origin=model_args,
+    trainer = SFTTrainer(
+        model, training_args, train_dataset=splits["train"], eval_dataset=splits.get("validation"),
+        processing_class=tokenizer, peft_config=choose_weights(model, model_args), callbacks=[StopAtNaN()],
     )  # fmt: skip
-    full = sum(len(ids) == length for ids in trainer.train_dataset["input_ids"]) if not training_args.packing else 0
-    print(
-        f"train: {len(trainer.train_dataset):,} windows, {full:,} of which are as long as --max-length {length} or cut there"
-    )
+    rows = trainer.train_dataset["input_ids"]
+    full = 0 if training_args.packing else sum(len(ids) == length for ids in rows)
+    print(f"train: {len(rows):,} windows, {full:,} of which are as long as --max-length {length} or cut there")
     fit(trainer, checkpoint)
     results = {"perplexity": perplexity(trainer)} if "validation" in splits else {}
     if isinstance(trainer.model, PeftModel) and not model_args.keep_adapter:
         trainer.model = trainer.model.merge_and_unload()
     trainer.save_model()
-    trainer.create_model_card()
-    Path(training_args.output_dir, "training_args.bin").unlink(missing_ok=True)  # a pickle, and not part of the model
+    if trainer.is_world_process_zero():
+        folder = Path(training_args.output_dir)
+        write_card(model_args, folder)
+        (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle, and not part of the model
     if results:
         print(f"validation: perplexity {results['perplexity']:.2f}")
     print(f"The model is in {training_args.output_dir}.")

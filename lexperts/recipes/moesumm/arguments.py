@@ -11,7 +11,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # fields of MoeSummConfig, which win ov
     "no_dataset": {"dataset_aware": False, "main_expert": True},
     "no_margin": {"dataset_aware": True, "main_expert": True, "margin_loss_coef": 0.0},
     "flat_moe": {"main_expert": False, "margin_loss_coef": 0.0, "deputy_intermediate_size": None},
-    "backbone": {},
+    "backbone": {"num_deputies": 0},  # a stock model
 }
 # the usual names of the columns in data sets on the Hub
 DOCUMENTS = ("document", "article", "dialogue", "text", "source", "body", "email_body", "report", "findings", "ctext")
@@ -33,28 +33,24 @@ class ModelArguments:
     selector_bias: bool | None = option(None, "whether selectors have biases, by default none")
     deputy_init_std: float | None = option(None, "initial standard deviation of the deputies' second matrix")
     train: Literal["all", "deputies"] | None = option(None, "by default all weights, of a trained MoeSumm deputies")
-    deputy_lr_factor: float = option(1.0, "factor of the learning rate for deputies and selectors")
     lora_r: int | None = option(None, "rank of LoRA on queries and values beside deputies, or on all of a backbone")
 
     def __post_init__(self):
-        if self.variant == "backbone" and (self.train == "deputies" or self.deputy_lr_factor != 1):
-            raise UserError("--variant backbone has no deputies. Leave out --train deputies and --deputy-lr-factor.")
+        if self.variant == "backbone" and self.train == "deputies":
+            raise UserError("--variant backbone has no deputies. Use --train all.")
 
 
 @dataclass
 class DataArguments:
     """Data sets, their columns, and how they are mixed."""
 
-    datasets: list[str] = required(
-        "NAME=PLACE: a folder with train.jsonl and validation.jsonl, a JSON Lines file of training rows, or a Hub id"
-    )
+    datasets: list[str] = required("NAME=PLACE: a folder with train.jsonl and validation.jsonl, a file, or a Hub id")
     document_column: str | None = option(None, f"column of documents; by default the first of {', '.join(DOCUMENTS)}")
     summary_column: str | None = option(None, f"column of summaries; by default the first of {', '.join(SUMMARIES)}")
-    few_shot_rows: int | None = option(None, "train a trained model on N random rows of each data set, drawn by --seed")
+    few_shot_rows: int | None = option(None, "train on N random rows of each data set, drawn by --seed")
     mixing: Literal["size", "even", "temperature"] = option("size", "shares of the data sets")
     temperature: float = option(2.0, "sampling temperature of --mixing temperature")
-    max_source_length: int | None = option(None, "most tokens of a document, of a model with an encoder")
-    max_length: int | None = option(None, "most tokens of document, prompt and summary together, of a decoder")
+    max_length: int | None = option(None, "most tokens of a document; of a decoder with prompt and summary")
     max_target_length: int | None = option(None, "most tokens of a summary; of a decoder by default a quarter of all")
 
 

@@ -6,15 +6,14 @@ from pathlib import Path
 from datasets import Dataset, concatenate_datasets, load_dataset
 
 from run_tools.errors import UserError
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
+from ..data import as_text
 from .arguments import DOCUMENTS, SUMMARIES, DataArguments
-
-EXAMPLE = '{"document": "...", "summary": "..."}'
 
 
 def load_rows(args: DataArguments, seed: int) -> dict[str, Dataset]:
-    """Rows of the splits "train" and, if there are any, "validation", with `document`, `summary` and `dataset`; prints how many."""
+    """Rows of "train" and perhaps "validation", with `document`, `summary` and `dataset`; prints how many."""
     splits: dict[str, list[Dataset]] = {"train": [], "validation": []}
     pairs = [given.partition("=")[::2] for given in args.datasets]
     for name, place in pairs:
@@ -38,12 +37,12 @@ def load_rows(args: DataArguments, seed: int) -> dict[str, Dataset]:
 
 def read_splits(place: str) -> dict[str, list[dict] | Dataset]:
     """The training and validation rows of a folder, of a file, which are for training, or of a Hub data set."""
-    path, names, splits = Path(place), ("train", "validation"), {}
+    path, names = Path(place), ("train", "validation")
     if path.is_dir():
         files = {split: path / f"{split}.jsonl" for split in names}
-        splits = {split: read_jsonl(file, example=EXAMPLE) for split, file in files.items() if file.exists()}
+        splits = {split: read_jsonl(file) for split, file in files.items() if file.exists()}
     elif path.is_file() or path.suffix in (".jsonl", ".json"):
-        splits = {"train": read_jsonl(path, example=EXAMPLE)}
+        splits = {"train": read_jsonl(path)}
     else:
         name, _, configuration = place.partition(":")
         hub = load_dataset(name, configuration or None)
@@ -54,12 +53,13 @@ def read_splits(place: str) -> dict[str, list[dict] | Dataset]:
 
 
 def keep_complete(rows: list[dict] | Dataset, name: str, place: str, args: DataArguments) -> Dataset:
-    """The rows that have both texts, with the columns `document`, `summary` and `dataset`."""
+    """The rows that have both texts, as `document`, `summary` and `dataset`. Lists of sentences are joined."""
     document = find_column(rows[0], args.document_column, DOCUMENTS, "document", place)
     summary = find_column(rows[0], args.summary_column, SUMMARIES, "summary", place)
 
     def convert(row) -> dict[str, str]:
-        return {"document": to_text(row.get(document)), "summary": to_text(row.get(summary)), "dataset": name}
+        texts = (as_text(row.get(column) or "").strip() for column in (document, summary))
+        return dict(zip(("document", "summary"), texts, strict=True), dataset=name)
 
     def is_complete(row) -> bool:
         return bool(row["document"] and row["summary"])
@@ -75,8 +75,3 @@ def find_column(row: dict, requested: str | None, usual: tuple[str, ...], kind: 
     if not found:
         raise UserError(f"{place} has the columns {list(row)}, and no {requested or usual}. Pass --{kind}-column.")
     return found[0]
-
-
-def to_text(value) -> str:
-    """A text; a list of sentences is joined."""
-    return " ".join(value).strip() if isinstance(value, list) else str(value or "").strip()

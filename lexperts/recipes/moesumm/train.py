@@ -4,17 +4,16 @@ r"""Fine-tunes one summariser on several data sets, or a trained one on a few ro
     lexperts train moesumm --model-name-or-path runs/moesumm --datasets chat=data/chat --few-shot-rows 10 --seed 1 \
         --max-steps 100 --learning-rate 1e-3 --output-dir runs/chat-10-1
 
-All weights are trained; with --train deputies only deputies and selectors, and with --lora-r also LoRA on the backbone's
-attention. A trained MoeSumm gets a selector for each new data set; of it only deputies and selectors are trained, unless
---train all is given. Documents and summaries that are too long are truncated and counted. The output folder contains the model
-with its code, pipeline and generation settings, and results.json.
+All weights are trained; with --train deputies only deputies and selectors, and with --lora-r these and LoRA on the
+backbone's attention. A trained MoeSumm gets a selector for each new data set; of it only deputies and selectors are
+trained, unless --train all is given. Documents and summaries that are too long are truncated and counted.
 """
 
 import warnings
 
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, pipeline, set_seed
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, set_seed
 
 from modeling_moesumm import (
     DataCollatorForCausalMoeSumm,
@@ -27,25 +26,16 @@ from modeling_moesumm import (
 from run_tools.errors import UserError
 from run_tools.loading import open_config, open_model, open_tokenizer
 
-from ..training import RecipeTrainer, fit, write_results
+from ..training import RecipeTrainer, fit, save_pipeline, write_results
 from .arguments import VARIANTS, DataArguments, GenerationArguments, ModelArguments
 from .data import load_rows
 
-# Fields of the configuration that a trained model can change, and those that are fixed when it is made.
+# fields of the configuration that a trained model can change, and those that are fixed when it is made
 LOSSES = ("margin_loss_coef", "margin_main", "label_smoothing")
 STRUCTURE = ("num_deputies", "deputy_intermediate_size", "deputy_init_std", "gate_position", "selector_bias")
 
 
-class MixedTrainer(RecipeTrainer):
-    """Draws the training rows by a sampler."""
-
-    sampler: TemperatureSampler
-
-    def _get_train_sampler(self, train_dataset=None):
-        return self.sampler
-
-
-class BackboneTrainer(MixedTrainer):
+class BackboneTrainer(RecipeTrainer):
     """For a stock model, whose loss is a mean per batch: all tokens of a step get the same weight, as in MoeSumm."""
 
     loss_is_scaled_for_ga = True
@@ -64,15 +54,13 @@ class BackboneTrainer(MixedTrainer):
 
 
 def load_model(args: ModelArguments, config, names: list[str]):
-    """A stock model for the variant backbone, else a new MoeSumm, or a trained one, with selectors for these data sets."""
-    path, trained, seq2seq = args.model_name_or_path, isinstance(config, MoeSummConfig), config.is_encoder_decoder
-    if args.variant == "backbone":
-        if trained:
-            raise UserError(f"--variant backbone: --model-name-or-path {path} is a MoeSumm.")
-        return open_model(AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM, path, dtype="float32")
+    """A stock model for the variant backbone, else a MoeSumm, new or trained, with selectors for these data sets."""
+    path, seq2seq = args.model_name_or_path, config.is_encoder_decoder
     cls = MoeSummForConditionalGeneration if seq2seq else MoeSummForCausalLM
     fields = {field: value for field in (*LOSSES, *STRUCTURE) if (value := getattr(args, field)) is not None}
-    if not trained:
+    if not isinstance(config, MoeSummConfig):
+        if args.variant == "backbone":
+            return open_model(AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM, path, dtype="float32")
         return cls.from_backbone(path, datasets=names, **fields | VARIANTS[args.variant or "moesumm"])
     model = open_model(cls, path, dtype="float32")
     fields |= VARIANTS.get(args.variant, {})
@@ -87,89 +75,71 @@ def load_model(args: ModelArguments, config, names: list[str]):
 
 
 def choose_weights(model, args: ModelArguments, trained: bool):
-    """The model with the weights to train: all, or deputies with selectors, or LoRA beside these or in a stock model."""
-    weights = args.train or ("deputies" if trained else "all")
+    """The model with the weights to train: all, or deputies and selectors, or LoRA beside these or in a stock model."""
     if args.lora_r is None:
-        if weights == "deputies":
+        if (args.train or ("deputies" if trained else "all")) == "deputies":
             model.freeze_all_but_deputies()
         return model
     lora = {"r": args.lora_r, "lora_alpha": 2 * args.lora_r}
     if args.variant == "backbone":
         return get_peft_model(model, LoraConfig(target_modules="all-linear", **lora))
-    if weights == "all":
-        raise UserError(f"--lora-r {args.lora_r} needs --train deputies, or --variant backbone.")
     with warnings.catch_warnings():  # the adapter is merged at the end
         warnings.filterwarnings("ignore", message="An adapter over")
         return get_peft_model(model, model.lora_config(**lora))
 
 
-def make_collator(model, tokenizer, args: DataArguments):
-    """The data collator of a model, which truncates and counts. Raises a `UserError` for the length of the other kind."""
-    seq2seq = model.config.is_encoder_decoder
-    used, other = ("max_source_length", "max_length") if seq2seq else ("max_length", "max_source_length")
-    length, wrong = getattr(args, used), getattr(args, other)
-    if wrong is not None:
-        raise UserError(f"{other}={wrong} is not for a model with{'' if seq2seq else 'out'} an encoder. Use {used}.")
-    if length:
-        tokenizer.model_max_length = length  # is saved: inference truncates as training does
-    lengths = length, args.max_target_length, "truncate"
-    if seq2seq:
-        return DataCollatorForMoeSumm(tokenizer, model, *lengths)
-    return DataCollatorForCausalMoeSumm(tokenizer, model, *lengths, answers_only=True)
-
-
-def make_trainer(model, collator, args: ModelArguments, data: DataArguments, training_args, rows: dict) -> MixedTrainer:
-    """A Trainer of a MoeSumm or a stock model, on rows of texts."""
+def make_trainer(model, tokenizer, args: ModelArguments, data: DataArguments, training_args, rows: dict):
+    """A Trainer of a MoeSumm or a stock model, on rows of texts, which the collator truncates and counts."""
+    lengths = data.max_length, data.max_target_length, "truncate"
+    if data.max_length:
+        tokenizer.model_max_length = data.max_length  # is saved: inference truncates as training does
+    if model.config.is_encoder_decoder:
+        collator = DataCollatorForMoeSumm(tokenizer, model, *lengths)
+    else:
+        collator = DataCollatorForCausalMoeSumm(tokenizer, model, *lengths, answers_only=True)
     train = rows["train"]
-    training_args.remove_unused_columns = False  # the collator tokenises the texts
-    trainer = (BackboneTrainer if args.variant == "backbone" else MixedTrainer)(
-        model, training_args, collator, train, rows.get("validation"), processing_class=collator.tokenizer,
-        part=[p for name, p in model.named_parameters() if ".deputies." in name],
-        part_rate=None if args.deputy_lr_factor == 1 else training_args.learning_rate * args.deputy_lr_factor,
-    )  # fmt: skip
-    if isinstance(trainer, BackboneTrainer):
-        trainer.model_accepts_loss_kwargs = True  # so that the Trainer counts the labels of the step
-        trainer.label_smoothing = args.label_smoothing or 0.0
     grouped = training_args.train_sampling_strategy == "group_by_length"
-    trainer.sampler = TemperatureSampler(
+    sampler = TemperatureSampler(
         train["dataset"], data.mixing, data.temperature, seed=training_args.seed,
         lengths=[len(row["document"]) + len(row["summary"]) for row in train] if grouped else None,
         batch_size=training_args.per_device_train_batch_size,
     )  # fmt: skip
+    training_args.remove_unused_columns = False  # the collator tokenises the texts
+    trainer = (BackboneTrainer if args.variant == "backbone" else RecipeTrainer)(
+        model, training_args, collator, train, rows.get("validation"), processing_class=tokenizer, sampler=sampler
+    )
+    if isinstance(trainer, BackboneTrainer):
+        trainer.model_accepts_loss_kwargs = True  # so that the Trainer counts the labels of the step
+        trainer.label_smoothing = args.label_smoothing or 0.0
     return trainer
 
 
-def save(model, tokenizer, args: GenerationArguments, folder: str) -> None:
-    """Saves the pipeline of a trained model with its generation settings."""
+def set_generation(model, args: GenerationArguments) -> None:
+    """Sets the generation settings that are saved with a model."""
     settings = {name: value for name, value in vars(args).items() if name != "summary_length" and value is not None}
     settings |= dict.fromkeys(("temperature", "top_k", "top_p")) | {"do_sample": False}  # as chat models do not
     if length := args.summary_length:  # a decoder's max_length counts the document
         settings |= {"max_length": length} if model.config.is_encoder_decoder else {"max_new_tokens": length - 1}
     model.generation_config.update(**settings)
-    pipeline("moe-summarization", model=model, tokenizer=tokenizer).save_pretrained(folder)
-    print(f"\nThe model is in {folder}: pipeline('moe-summarization', model={folder!r})")
 
 
 def train(args: ModelArguments, data: DataArguments, generation: GenerationArguments, training, checkpoint) -> None:
     """Trains and saves a model."""
-    config, few = open_config(args.model_name_or_path), data.few_shot_rows
-    trained = isinstance(config, MoeSummConfig)
-    if few and not trained and args.variant != "backbone":
-        raise UserError(f"--few-shot-rows {few} is for a trained MoeSumm, and {args.model_name_or_path} is none.")
     if training.label_smoothing_factor:
         raise UserError("--label-smoothing-factor does not reach the model's loss. Use --label-smoothing.")
-    rows = load_rows(data, training.seed)
+    rows, config = load_rows(data, training.seed), open_config(args.model_name_or_path)
     set_seed(training.seed)
     model = load_model(args, config, list(dict.fromkeys(rows["train"]["dataset"])))
-    model = choose_weights(model, args, trained)
-    collator = make_collator(model, open_tokenizer(args.model_name_or_path), data)
-    trainer = make_trainer(model, collator, args, data, training, rows)
+    model = choose_weights(model, args, isinstance(config, MoeSummConfig))
+    tokenizer = open_tokenizer(args.model_name_or_path)
+    trainer = make_trainer(model, tokenizer, args, data, training, rows)
     fit(trainer, checkpoint)
-    seen = collator.truncated_rows
-    for kind, limit in collator.limits.items():
+    seen = trainer.data_collator.truncated_rows
+    for kind, limit in trainer.data_collator.limits.items():
         if seen[kind]:
             print(f"{seen[kind]:,} of {seen['rows']:,} {kind} were truncated to {limit:,} tokens.")
     if trainer.is_world_process_zero():
         model = trainer.model if args.lora_r is None else trainer.model.merge_and_unload()
-        save(model, collator.tokenizer, generation, training.output_dir)
+        set_generation(model, generation)
+        save_pipeline("moe-summarization", model, tokenizer, training.output_dir)
     write_results(trainer, truncated=dict(seen))

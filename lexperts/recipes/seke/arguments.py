@@ -15,7 +15,6 @@ class ModelArguments:
     backbone: str = option("minilm", "Hub id or folder of an encoder; minilm is in lexperts[offline]")
     start_from: str | None = option(None, "SEKE model to fine-tune, not a backbone: Hub id, folder, default or tiny")
     teacher: str | None = option(None, "SEKE model that a small new one imitates: Hub id, folder or default")
-    teacher_weight: float = option(0.8, "weight of the teacher's probabilities, where labels have the rest")
     student_hidden_size: int = option(128, "width of the model that imitates a teacher")
     student_layers: int = option(2, "its number of layers")
     attention_dropout: float | None = option(None, "that of the backbone; 0 is faster on a CPU")
@@ -45,10 +44,9 @@ class DataArguments(ColumnArguments, SplitArguments):
     validation_files: list[str] | None = option(None, "the same; --fit-ranker also fits a ranker for each style")
     test_files: list[str] | None = option(None, "scored after training, by names: NAME=FILE, NAME:STYLE=FILE")
     unlabelled_files: list[str] | None = option(None, "with --teacher: more texts to imitate it on, JSON Lines")
-    validation_share: float = option(0.2, "share for validation, without validation files")
     validation_limit: int | None = option(None, "use at most the first N documents of each validation file")
-    mixing_temperature: float | None = option(None, "T: a file of n documents is drawn in proportion to n^(1/T)")
-    rows_per_epoch: int | None = option(None, "training rows drawn per epoch, with --mixing-temperature")
+    rows_per_epoch: int | None = option(None, "training rows drawn per epoch, by default as many as there are")
+    mixing_temperature: float = option(1.0, "T: a file of n documents is drawn in proportion to n^(1/T)")
     style_dropout: float = option(0.3, "share of training rows whose style is hidden, to work without one")
     fit_ranker: bool = option(False, "whether to fit a ranker of phrases on the validation documents, not a threshold")
     tagger: str | None = option(None, "spaCy pipeline, as en_core_web_sm, for a ranker that knows noun phrases")
@@ -59,14 +57,8 @@ class DataArguments(ColumnArguments, SplitArguments):
     early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts")
 
     def __post_init__(self):
-        if (self.mixing_temperature is None) != (self.rows_per_epoch is None):
-            raise UserError(
-                f"--mixing-temperature {self.mixing_temperature} and --rows-per-epoch {self.rows_per_epoch} need each other."
-            )
-        if self.tagger and not self.fit_ranker:
-            raise UserError(f"--tagger {self.tagger} needs --fit-ranker true.")
-        if self.as_noun_phrases and not self.tagger:
-            raise UserError(f"--as-noun-phrases {self.as_noun_phrases[0]} needs --tagger, as en_core_web_sm.")
+        if (self.tagger and not self.fit_ranker) or (self.as_noun_phrases and not self.tagger):
+            raise UserError("--as-noun-phrases needs --tagger, which needs --fit-ranker true.")
 
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments)}

@@ -1,4 +1,4 @@
-"""The documents of a training: files of several styles, how often each is drawn, and when the model is told the style."""
+"""The documents of a training: files of several styles, how often each is drawn, and when a style is hidden."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,7 @@ from torch.utils.data import Sampler
 from keyphrase_tools.evaluation import gold_phrases
 from keyphrase_tools.labels import tokenize_documents
 from keyphrase_tools.rows import full_text
-from run_tools.fingerprints import parse_named_path
-from run_tools.jsonl import read_jsonl
+from run_tools.rows import read_jsonl
 
 from ..data import SPLITS, hold_out_validation, load_documents
 from .arguments import DataArguments
@@ -23,7 +22,7 @@ SORTED_BATCHES = 32  # rows of as many batches are sorted by length together
 
 @dataclass
 class Documents:
-    """The documents of a file: texts with their titles, and the keyphrases of each; `name` is NAME:STYLE of NAME:STYLE=FILE."""
+    """The documents of a file: texts with titles, and their keyphrases; `name` is NAME:STYLE of NAME:STYLE=FILE."""
 
     source: str
     name: str
@@ -40,49 +39,40 @@ class Documents:
 def load_files(args: DataArguments) -> dict[str, list[Documents]]:
     """The files of each split; without validation files, a share of each training file."""
     files: dict[str, list[Documents]] = {split: [] for split in SPLITS}
-
-    def add(split: str, given: str, rows: list[dict]) -> None:
-        name = parse_named_path(given)[0]
-        rows = rows[: args.validation_limit] if split == "validation" else rows
-        texts, keyphrases = [full_text(row) for row in rows], [row["keyphrases"] for row in rows]
-        style = name.partition(":")[2] if split == "test" else name
-        files[split].append(Documents(f"{split}: {given}", name, style, texts, keyphrases))
-
-    if args.dataset_name or not args.train_files:
-        rows = load_documents(args)
-        hold_out_validation(rows, args.validation_share)
-        for split, own in rows.items():
-            add(split, args.dataset_name, own)
-        return files
-    for split in SPLITS:
+    parts = [(args.dataset_name, load_documents(args))] if args.dataset_name or not args.train_files else []
+    for split in () if parts else SPLITS:
         for given in getattr(args, f"{split}_files") or ():
-            file = replace(args, train_files=[parse_named_path(given)[1]], validation_files=None, test_files=None)
-            rows = load_documents(file)
-            if split == "train" and not args.validation_files:
-                hold_out_validation(rows, args.validation_share)
-                add("validation", given, rows["validation"])
-            add(split, given, rows["train"])
+            file = replace(args, train_files=[given.rpartition("=")[2]], validation_files=None, test_files=None)
+            parts.append((given, {split: load_documents(file)["train"]}))
+    for given, rows in parts:
+        if "train" in rows and not args.validation_files:
+            hold_out_validation(rows)
+        for split, own in rows.items():
+            own = own[: args.validation_limit] if split == "validation" else own
+            name = given.rpartition("=")[0]
+            style = name.partition(":")[2] if split == "test" else name
+            texts, keyphrases = [full_text(row) for row in own], [row["keyphrases"] for row in own]
+            files[split].append(Documents(f"{split}: {given}", name, style, texts, keyphrases))
     return files
 
 
 def load_unlabelled(args: DataArguments) -> list[Documents]:
     """The texts of `--unlabelled-files`."""
-    files = []
+    columns, files = (args.text_column, args.title_column), []
     for path in args.unlabelled_files or ():
-        texts = [full_text(row, args.text_column, args.title_column) for row in read_jsonl(path, (args.text_column,))]
+        texts = [full_text(row, *columns) for row in read_jsonl(path, columns[:1])]
         files.append(Documents(path, "", "", texts, [[]] * len(texts), labelled=False))
     return files
 
 
 def make_windows(files: Sequence[Documents], tokenizer, styles: Sequence[str], language: str | None, seed: int) -> dict:
-    """The rows of `tokenize_documents` with the number of each one's `file` and, if the model has styles, `style_ids`: that of the
-    file's, 0 for none. Texts without labels have `UNLABELLED` at words, and each window one of the styles or none at random.
+    """The rows of `tokenize_documents` with the number of the `file` and, if there are styles, `style_ids`, 0 for none.
+    Texts without labels have `UNLABELLED` at words, and each window one of the styles or none at random.
     """
     windows: dict[str, list] = defaultdict(list)
     random, ids = np.random.default_rng(seed), ["", *styles]
     for number, file in enumerate(files):
-        documents = {"text": file.texts, "keyphrases": file.keyphrases}
-        own = tokenize_documents(documents, tokenizer, language=language)
+        own = tokenize_documents({"text": file.texts, "keyphrases": file.keyphrases}, tokenizer, language=language)
         size = len(own["labels"])
         own |= {"file": [number] * size, "style_ids": [ids.index(file.style)] * size}
         if not file.labelled:
@@ -96,10 +86,10 @@ def make_windows(files: Sequence[Documents], tokenizer, styles: Sequence[str], l
 
 
 class MixtureSampler(Sampler[int]):
-    """Draws rows with replacement so that file f of n_f documents has the share n_f^(1/T) / sum n^(1/T)   (Arivazhagan et al. 2019).
+    """Draws rows with replacement; a file of n documents has the share n^(1/T) / sum n^(1/T)  (Arivazhagan et al. 2019)
 
-    `files` has the file of each row, `documents` the n_f, `lengths` the sub-tokens of each row. Rows of similar length come together,
-    in batches of random order. The draws of an epoch depend only on its number and the seed.
+    `files` has the file of each row, `documents` the n, `lengths` the sub-tokens of each row. Rows of similar length
+    come together, in batches of random order. The draws of an epoch depend only on its number and the seed.
     """
 
     def __init__(self, files, documents, lengths, *, temperature: float, num_rows: int, batch_size: int, seed: int):
@@ -128,10 +118,9 @@ class MixtureSampler(Sampler[int]):
 
 
 def hide_styles(rows: list[dict], collator, share: float, kept: Sequence[int] = ()) -> dict[str, torch.Tensor]:
-    """The batch of a collator, with the style of a share of the rows set to 0, none, but for the styles that are `kept`."""
+    """The batch of a collator, with the style of a share of the rows set to 0 (none), except for styles in `kept`."""
     batch = collator(rows)
     if "style_ids" in batch and share:
-        hidden = torch.rand(len(rows)) < share
-        hidden &= ~torch.isin(batch["style_ids"], torch.tensor(kept, dtype=torch.long))
+        hidden = (torch.rand(len(rows)) < share) & ~torch.isin(batch["style_ids"], torch.tensor(kept, dtype=torch.long))
         batch["style_ids"] = batch["style_ids"].masked_fill(hidden, 0)
     return batch

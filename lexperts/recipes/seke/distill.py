@@ -1,7 +1,7 @@
-"""A small SEKE that imitates a large one: what it starts from, and the Trainer that compares the two   (Hinton et al. 2015).
+"""A small SEKE that imitates a large one: its start, and the Trainer that compares the two   (Hinton et al. 2015).
 
-The student has the teacher's tokenizer, labels and styles. Its embeddings are the teacher's, projected to its width by their
-principal components; everything else is new.
+The student has the teacher's tokenizer, labels and styles. Its embeddings are the teacher's, projected to its width by
+their principal components; everything else is new.
 """
 
 from typing import Any
@@ -26,19 +26,15 @@ def principal_components(rows: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def new_student(teacher: SekeForTokenClassification, args: ModelArguments, head: dict) -> SekeForTokenClassification:
-    """A new model over a BERT of `--student-layers` layers of `--student-hidden-size`, which is at most the teacher's."""
+    """A new model over a BERT of `--student-layers` layers of `--student-hidden-size`, at most the teacher's."""
     size, source = args.student_hidden_size, teacher.config
     embeddings: Any = teacher.backbone.get_input_embeddings()
     text_config = BertConfig(
-        vocab_size=embeddings.num_embeddings,
-        hidden_size=size,
-        num_hidden_layers=args.student_layers,
-        num_attention_heads=max(size // 32, 1),
-        intermediate_size=4 * size,
+        vocab_size=embeddings.num_embeddings, pad_token_id=embeddings.padding_idx, hidden_size=size,
+        intermediate_size=4 * size, num_hidden_layers=args.student_layers, num_attention_heads=max(size // 32, 1),
         max_position_embeddings=source.text_config.max_position_embeddings,
         attention_probs_dropout_prob=args.attention_dropout or 0.0,
-        pad_token_id=embeddings.padding_idx,
-    )
+    )  # fmt: skip
     head = head | {"expert_intermediate_size": args.expert_intermediate_size or 2 * size}
     config = SekeConfig(text_config=text_config, styles=source.styles, id2label=source.id2label, **head)
     student = SekeForTokenClassification(config)
@@ -47,34 +43,26 @@ def new_student(teacher: SekeForTokenClassification, args: ModelArguments, head:
     with torch.no_grad():
         own.word_embeddings.weight.copy_(embeddings.weight @ projection)
         positions = getattr(getattr(teacher.backbone, "embeddings", None), "position_embeddings", None)
-        if isinstance(positions, nn.Embedding) and positions.weight.shape[0] == own.position_embeddings.num_embeddings:
+        if isinstance(positions, nn.Embedding) and len(positions.weight) == len(own.position_embeddings.weight):
             own.position_embeddings.weight.copy_(positions.weight @ projection)
     return student
 
 
 class DistillationTrainer(RecipeTrainer):
-    """L = a KL(p_T || p_S) + (1 - a) CE(labels, p_S), over the first sub-tokens of words   (Hinton et al. 2015, Sect. 2, at temperature 1)
+    """L = a KL(p_T || p_S) + (1 - a) CE(labels, p_S)   (Hinton et al. 2015, Sect. 2, at temperature 1)
 
-    Words without labels have the first term only.
-
-    Args:
-        teacher: the model whose probabilities p_T are imitated.
-        weight: a.
+    A mean over first sub-tokens of words; those without labels have the first term only. p_T are the teacher's
+    probabilities, a is `weight`.
     """
 
-    def __init__(self, *args, teacher: SekeForTokenClassification, weight: float, **kwargs):
+    def __init__(self, *args, teacher: SekeForTokenClassification, weight: float = 0.8, **kwargs):
         super().__init__(*args, **kwargs)
         self.teacher, self.weight = teacher.eval().requires_grad_(False).to(self.args.device), weight
         self.kept: dict[tuple, torch.Tensor] = {}
 
     @torch.no_grad()
     def ask_teacher(self, inputs: dict[str, torch.Tensor], words: torch.Tensor) -> torch.Tensor:
-        """The teacher's logits `(n, C)` of the n words of a batch. They are kept, in float16, since a student reads a row several times.
-
-        Args:
-            inputs: of the model, padded on the right, without labels.
-            words (`(B, S)`): true at first sub-tokens.
-        """
+        """The teacher's logits `(n, C)` of the n `words` `(B, S)` of a batch, padded on the right; kept in float16."""
         ids, starts = inputs["input_ids"].cpu().numpy(), words.cpu().numpy()
         styles = inputs["style_ids"].tolist() if "style_ids" in inputs else [0] * len(ids)
         columns = zip(styles, inputs["attention_mask"].sum(1).tolist(), ids, starts, strict=True)

@@ -21,18 +21,16 @@ OTHER_STYLES = 0.02  # share of a file of another style, where its own style has
 def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
     """Fits a ranker on validation documents, and one more for each of their styles; saves them in the configuration.
 
-    A file of n documents has a share in proportion to n^(1/T), as in training. For the ranker of a style the documents of its
-    files are read with this style, and all other files have a small share (`OTHER_STYLES`), so that few documents suffice. Styles of
-    `--as-noun-phrases` have no part in the ranker without a style.
-
-    Returns:
-        A pipeline that ranks by them, and its F1@10 on the validation documents, mean over the files.
+    A file of n documents has a share in proportion to n^(1/T), as in training. For the ranker of a style documents are
+    read with it, and files of others have a small share (`OTHER_STYLES`), so that few documents suffice. Styles of
+    `--as-noun-phrases` have no part in the ranker without a style. Returns a pipeline that ranks by them, and its F1@10
+    on the validation documents, mean over the files.
     """
     config, language = extract.model.config, extract.language
     config.keyphrase_threshold = config.keyphrase_temperature = config.keyphrase_ranker = config.style_rankers = None
     gold = [file.gold("lexperts", language) for file in files]
     numbers = [number for number, file in enumerate(files) for _ in file.texts]
-    shares = [len(file.texts) ** (1 / (args.mixing_temperature or 1)) for file in files]
+    shares = [len(file.texts) ** (1 / args.mixing_temperature) for file in files]
 
     def read(file: Documents, style: str) -> list:
         block = extract.read(file.texts, batch_size=16, style=style or None)
@@ -58,8 +56,8 @@ def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
 
 
 def score_tests(extract, files: Sequence[Documents]) -> dict[str, dict]:
-    """For each test file, read in its style: precision, recall and F1 of all phrases by both sets of rules, and what `describe_scores`
-    says of those that users see. Files without a name are scored together, as "test".
+    """For each test file, read in its style: the scores of all phrases by both sets of rules, and
+    what `describe_scores` says of those that users see. Files without a name are scored together, as "test".
     """
     names, language, results = [file.name or "test" for file in files], extract.language, {}
     phrases = [extract(file.texts, batch_size=16, style=file.style or None, top_k=None) for file in files]

@@ -3,10 +3,10 @@
     lexperts train seke minilm_cpu --train-files train.jsonl --test-files test.jsonl
     lexperts train seke deberta_paper --dataset-name midas/inspec --output-dir runs/inspec
     lexperts train seke minilm_cpu --train-files train.jsonl --start-from runs/kp20k                # a second stage
-    lexperts train seke distill --teacher default --train-files train.jsonl --unlabelled-files texts.jsonl   # a small model
+    lexperts train seke distill --train-files train.jsonl --unlabelled-files texts.jsonl            # a small model
 
-Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder contains the
-best model with its code, its pipeline and its model card, and results.json with the scores of every epoch.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. The output folder
+contains the best model with its code, its pipeline and its model card, and results.json with the scores of every epoch.
 """
 
 from functools import partial
@@ -28,8 +28,9 @@ from keyphrase_tools.words import check_language
 from modeling_seke import SekeForTokenClassification
 from run_tools.errors import UserError
 from run_tools.loading import open_model, open_tokenizer
+from run_tools.packaged import locate_model
 
-from ..training import RecipeTrainer, best_evaluation, fit, write_results
+from ..training import RecipeTrainer, best_evaluation, fit, save_pipeline, write_results
 from .arguments import DataArguments, ModelArguments
 from .data import Documents, MixtureSampler, hide_styles, load_files, load_unlabelled, make_windows
 from .distill import DistillationTrainer, new_student
@@ -69,9 +70,8 @@ def freeze_layers(backbone: Any, number: int) -> None:
     layers = next((module for name, module in lists if "." not in name.removeprefix("encoder.")), nn.ModuleList())
     if number > len(layers):
         raise UserError(f"--frozen-layers {number} exceeds the {len(layers)} layers of the backbone.")
-    for module in (backbone.get_input_embeddings(), getattr(backbone, "embeddings", None), *layers[:number]):
-        if module is not None:
-            module.requires_grad_(False)
+    for module in (getattr(backbone, "embeddings", backbone.get_input_embeddings()), *layers[:number]):
+        module.requires_grad_(False)
 
 
 def add_lora(model, tokenizer, training_args):
@@ -86,71 +86,59 @@ def add_lora(model, tokenizer, training_args):
 
 
 def check_files(files: Files, styles: list[str], language: str | None) -> None:
-    """Raises an error for a style that the model does not have, and for files of validation and tests without a usable keyphrase."""
-    for split, of_split in files.items():
-        for file in of_split:
-            if file.style not in ("", *styles):
-                known = ", ".join(styles) or "none"
-                raise UserError(f"{file.source}: the model has no style {file.style!r}. Its styles: {known}.")
-            for rules in {"train": (), "validation": RULES[:1], "test": RULES}[split]:
-                file.gold(rules, language)
+    """Raises an error for a style that the model does not have, and for evaluation without a usable keyphrase."""
+    for file in sum(files.values(), []):
+        if file.style not in ("", *styles):
+            raise UserError(f"{file.source}: the model has no style {file.style!r}. Its styles: {styles}.")
+    for file in files["validation"] + files["test"]:
+        for rules in RULES if file in files["test"] else RULES[:1]:
+            file.gold(rules, language)
 
 
-def make_trainer(
-    model, teacher, tokenizer, files: Files, model_args: ModelArguments, data_args: DataArguments, training_args
-):
+def make_trainer(model, teacher, tokenizer, files: Files, args: ModelArguments, data_args: DataArguments, training):
     """The Trainer with the windows of the training documents, and metrics on the validation documents."""
     styles, language = model.config.styles or [], model.config.keyphrase_language
     train = [*files["train"], *load_unlabelled(data_args)]
-    windows = make_windows(train, tokenizer, styles, language, training_args.seed)
-    print(
-        f"train: {len(windows['labels']):,} windows of {len(columns(train)[0]):,} documents; {describe_coverage(windows)}"
-    )
+    windows = make_windows(train, tokenizer, styles, language, training.seed)
+    number, size = len(columns(train)[0]), len(windows["labels"])
+    print(f"train: {size:,} windows of {number:,} documents; {describe_coverage(windows)}")
     texts, keyphrases = columns(files["validation"])
     metrics = ExtractionMetrics(texts, keyphrases, tokenizer, model.config.id2label, language=language)
     print(f"validation: {len(texts):,} documents; {describe_coverage(metrics.rows)}")
     kept = [1 + styles.index(style) for style in data_args.as_noun_phrases]
     collator = DataCollatorForTokenClassification(tokenizer)
-    options: dict[str, Any] = {
-        "model": model, "args": training_args, "processing_class": tokenizer, "compute_metrics": metrics,
-        "train_dataset": Dataset.from_dict(windows), "eval_dataset": Dataset.from_dict(metrics.rows),
-        "data_collator": partial(hide_styles, collator=collator, share=data_args.style_dropout, kept=kept),
-        "part": [p for name, p in model.named_parameters() if p.requires_grad and "backbone." not in name],
-        "part_rate": model_args.head_learning_rate,
-    }  # fmt: skip
-    if data_args.mixing_temperature:
-        options["sampler"] = MixtureSampler(
-            windows["file"],
-            [len(file.texts) for file in train],
-            list(map(len, windows["input_ids"])),
-            temperature=data_args.mixing_temperature,
-            num_rows=data_args.rows_per_epoch,
-            batch_size=training_args.train_batch_size * training_args.gradient_accumulation_steps,
-            seed=training_args.seed,
-        )
-    if teacher is not None:
-        trainer = DistillationTrainer(**options, teacher=teacher, weight=model_args.teacher_weight)
-    else:
-        trainer = RecipeTrainer(**options)
-    if data_args.early_stopping_patience:
-        trainer.add_callback(EarlyStoppingCallback(data_args.early_stopping_patience, data_args.early_stopping_gain))
-    return trainer
+    patience, sampler = data_args.early_stopping_patience, None
+    if data_args.rows_per_epoch or data_args.mixing_temperature != 1:
+        sampler = MixtureSampler(
+            windows["file"], [len(file.texts) for file in train], list(map(len, windows["input_ids"])),
+            temperature=data_args.mixing_temperature, num_rows=data_args.rows_per_epoch or size,
+            batch_size=training.train_batch_size * training.gradient_accumulation_steps, seed=training.seed,
+        )  # fmt: skip
+    trainer = RecipeTrainer if teacher is None else partial(DistillationTrainer, teacher=teacher)
+    return trainer(
+        model=model, args=training, processing_class=tokenizer, compute_metrics=metrics, sampler=sampler,
+        train_dataset=Dataset.from_dict(windows), eval_dataset=Dataset.from_dict(metrics.rows),
+        data_collator=partial(hide_styles, collator=collator, share=data_args.style_dropout, kept=kept),
+        part=[p for name, p in model.named_parameters() if p.requires_grad and "backbone." not in name],
+        part_rate=args.head_learning_rate,
+        callbacks=[EarlyStoppingCallback(patience, data_args.early_stopping_gain)] if patience else [],
+    )  # fmt: skip
 
 
-def fit_scores(extract, files: Files, tagger, data_args: DataArguments, seed: int) -> tuple[Any, dict]:
-    """Fits a ranker or a temperature on the validation documents -> the pipeline that uses it, and entries of results.json."""
-    if not data_args.fit_ranker:
-        try:
-            return extract, {"temperature": calibrate(extract, *columns(files["validation"]), batch_size=16)}
-        except ValueError as error:
-            print(f"scores are not calibrated: {error}")
-            return extract, {"not_calibrated": str(error)}
-    results: dict[str, Any] = {}
-    if tagger is not None:
-        results["word_classes"] = add_word_classes(extract, columns(files["train"])[0], tagger, seed)
-        extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
-    extract, results["ranker_validation_f1@10"] = fit_rankers(extract, files["validation"], data_args)
-    return extract, results
+def fit_scores(extract, files: Files, tagger, data_args: DataArguments, seed: int, results: dict):
+    """Fits a ranker or a temperature on the validation documents, notes it in the results, and returns its pipeline."""
+    if data_args.fit_ranker:
+        if tagger is not None:
+            results["word_classes"] = add_word_classes(extract, columns(files["train"])[0], tagger, seed)
+            extract = pipeline("keyphrase-extraction", model=extract.model, tokenizer=extract.tokenizer)
+        extract, results["ranker_validation_f1@10"] = fit_rankers(extract, files["validation"], data_args)
+        return extract
+    try:
+        results["temperature"] = calibrate(extract, *columns(files["validation"]), batch_size=16)
+    except ValueError as error:
+        print(f"scores are not calibrated: {error}")
+        results["not_calibrated"] = str(error)
+    return extract
 
 
 def train(model_args: ModelArguments, data_args: DataArguments, training_args, checkpoint: str | None) -> None:
@@ -159,8 +147,8 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
         raise UserError(f"--unlabelled-files {data_args.unlabelled_files[0]} needs --teacher.")
     files = load_files(data_args)
     tagger = open_tagger(data_args.tagger) if data_args.tagger else None
-    tokenizer = open_tokenizer(model_args.start_from or model_args.teacher or model_args.backbone)
-    tokenizer.model_max_length = data_args.max_length  # saved with it, so that the pipeline uses the same windows
+    source = locate_model(model_args.start_from or model_args.teacher or model_args.backbone)
+    tokenizer = open_tokenizer(source, model_max_length=data_args.max_length)  # pipelines use the same windows
     teacher = open_model(SekeForTokenClassification, model_args.teacher) if model_args.teacher else None
     set_seed(training_args.seed)
     styles = list(dict.fromkeys(file.style for file in files["train"] if file.style))
@@ -180,30 +168,27 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
     if trainer.state.best_metric is None:  # --num-train-epochs 0: the model of --start-from stays, and gets rankers
         trainer.state.best_metric = trainer.evaluate()["eval_f1@10"]
     model = trainer.model.merge_and_unload() if model_args.lora else trainer.model
-    model.config.keyphrase_threshold = best_evaluation(trainer, "eval_f1@10")["eval_threshold"]
+    threshold = model.config.keyphrase_threshold = best_evaluation(trainer, "eval_f1@10")["eval_threshold"]
     results: dict[str, Any] = {
         "documents": {split: len(columns(own)[0]) for split, own in files.items()},
-        "best_validation_f1@10": trainer.state.best_metric,
-        "threshold": model.config.keyphrase_threshold,
-    }
+        "best_validation_f1@10": trainer.state.best_metric, "threshold": threshold,
+    }  # fmt: skip
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tokenizer)
-    extract, fitted = fit_scores(extract, files, tagger, data_args, training_args.seed)
-    results |= fitted
+    extract = fit_scores(extract, files, tagger, data_args, training_args.seed, results)
     if files["test"]:
         results["test"] = score_tests(extract, files["test"])
-    save(extract, trainer, results, push)
+    save(model, tokenizer, trainer, results, push)
 
 
-def save(extract, trainer: RecipeTrainer, results: dict, push: bool) -> None:
+def save(model, tokenizer, trainer: RecipeTrainer, results: dict, push: bool) -> None:
     """Saves the pipeline, the model card and results.json, and uploads them with `--push-to-hub true`."""
-    args, folder = trainer.args, Path(trainer.args.output_dir)
-    api, repository = HfApi(token=args.hub_token), args.hub_model_id or folder.resolve().name
+    args, folder, repository = trainer.args, trainer.args.output_dir, None
+    api, name = HfApi(token=args.hub_token), args.hub_model_id or Path(folder).resolve().name
     if push:
-        repository = api.create_repo(repository, private=args.hub_private_repo, exist_ok=True).repo_id
-    write_card(extract.model, folder, results, args, repository if push else None)
-    extract.save_pretrained(folder)  # which keeps a card
+        repository = api.create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
+    write_card(model, folder, results, args, repository)
+    save_pipeline("keyphrase-extraction", model, tokenizer, folder)  # which keeps a card
     write_results(trainer, **results)
-    if push:
+    if repository:
         ignored = ["checkpoint-*", "base/*", "arguments.yml"]
         api.upload_folder(repo_id=repository, folder_path=folder, ignore_patterns=ignored)
-    print(f"\nThe model is in {folder}: pipeline('keyphrase-extraction', model={str(folder)!r})")

@@ -1,4 +1,4 @@
-"""A spaCy tagger as a teacher: which words are nouns, for the ranker, and which keyphrases are noun phrases, for models without a style."""
+"""A spaCy tagger as a teacher: which words are nouns, for the ranker, and which keyphrases are noun phrases."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from keyphrase_tools.diversity import WordStates
 from keyphrase_tools.input_documents import read_document
 from keyphrase_tools.word_classes import CLASSES, FIELD, MODIFIER, NOUN, OTHER, fit_word_classes
 from keyphrase_tools.words import normalise, stem, stem_phrase
-from run_tools.errors import UserError
 
 from .data import Documents
 
@@ -20,17 +19,14 @@ NOUN_PHRASE = re.compile(f"[{MODIFIER}{NOUN}]+{NOUN}")  # two or more words, the
 
 
 def open_tagger(name: str):
-    """A spaCy pipeline of which only the tags are used. Raises a `UserError` for one without tags."""
+    """A spaCy pipeline of which only the tags are used."""
     import spacy
 
-    tagger = spacy.load(name, exclude=["parser", "ner", "lemmatizer"])
-    if not tagger("A tagger.").has_annotation("POS"):
-        raise UserError(f"--tagger {name!r} gives words no part of speech. Use one with a tagger: en_core_web_sm")
-    return tagger
+    return spacy.load(name, exclude=["parser", "ner", "lemmatizer"])
 
 
 def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
-    """The class of each word `(W,)` of some `input_documents.InputDocument`: that of the token with its first character."""
+    """The class of each word `(W,)` of some `InputDocument`s: that of the token with its first character."""
     found = []
     for document, tagged in zip(documents, tagger.pipe(document.text for document in documents), strict=True):
         at = np.zeros(len(document.text) + 1, dtype=np.int64)
@@ -41,7 +37,7 @@ def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
 
 
 def only_noun_phrases(file: Documents, tagger, language: str | None) -> Documents:
-    """A copy of documents without a style, whose keyphrases are those that are noun phrases of two or more words there."""
+    """A copy of documents without a style, with those keyphrases that are noun phrases of two or more words there."""
     copy = Documents(file.source, file.name, "", [], [])
     read = [read_document(text, i, False, True) for i, text in enumerate(file.texts)]
     for i, (document, classes) in enumerate(zip(read, classes_by_tags(tagger, read), strict=True)):
@@ -55,24 +51,22 @@ def only_noun_phrases(file: Documents, tagger, language: str | None) -> Document
 
 
 def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[str, float]:
-    """Fits a model's word classes to the tags of some of the texts, and saves them in its configuration.
-
-    Returns:
-        `accuracy` on the words of one text in five, which were not fitted to, and `most_frequent`, that of the most frequent class.
+    """Fits a model's word classes to the tags of some texts, and saves them in its configuration -> `accuracy` on the
+    words of one text in five, which were not fitted to, and `most_frequent`, that of the most frequent class.
     """
     order = np.random.default_rng(seed).permutation(len(texts))[:TEXTS]
     block = extract.preprocess([texts[i] for i in order])
     every_word = [{"": [(0, len(document.words))]} for document in block.documents]
-    block.states = WordStates(len(block.documents), mentions=every_word)
+    block.states = WordStates(len(every_word), mentions=every_word)
     for _ in extract.read_windows(block, batch_size=16):
         pass
     states, classes, held_out = [], [], []
     for number, tags in enumerate(classes_by_tags(tagger, block.documents)):
-        for word, state in sorted(block.states.pop(number).items()):
-            states.append(state)
-            classes.append(int(tags[word]))
-            held_out.append(number % 5 == 4)
-    x, y, other = np.array(states, dtype=np.float32), np.array(classes), np.array(held_out, dtype=bool)
+        own = sorted(block.states.pop(number).items())
+        states += [state for _, state in own]
+        classes += [int(tags[word]) for word, _ in own]
+        held_out += [number % 5 == 4] * len(own)
+    x, y, other = np.array(states, dtype=np.float32), np.array(classes), np.array(held_out)
     fitted = fit_word_classes(x[~other], y[~other].tolist())
     setattr(extract.model.config, FIELD, fitted)
     rows = np.array([fitted[name] for name in CLASSES])
