@@ -8,7 +8,7 @@ PLAIN = (OSError, ValueError, TypeError, ImportError, FloatingPointError)  # who
 
 
 class UserError(ValueError):
-    """What a user gave is wrong. The message names the option or file and its value, with control characters escaped."""
+    """What a user gave is wrong. The message names the option or file and its value; control characters are escaped."""
 
     def __init__(self, message: str):
         super().__init__("\n".join(map(escape, message.split("\n"))))
@@ -25,7 +25,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Returns `' Did you mean "x"?'` for the closest known name, or the known names if none is close and they are few."""
+    """Returns `' Did you mean "x"?'` for the closest known name, or the known ones if none is close."""
     known = sorted(known)
     if close := closest(name, known):
         return f" Did you mean {prefix + close!r}?"

@@ -9,7 +9,7 @@ PROCESS = os.getpid()  # another one later, in a process that was forked
 
 
 def prepare_process(num_threads: int | None = None) -> None:
-    """Sets torch's threads, to 1 in a forked process, where more wait forever for the parent's; bounds oneDNN's cache."""
+    """Sets torch's threads, to 1 in a forked process, where more wait for the parent's; bounds oneDNN's cache."""
     import torch
 
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # shapes of batches; it keeps code for each

@@ -25,9 +25,9 @@ Row = dict[str, Any] | ValueError  # a row that cannot be read is an error that 
 class Source:
     """The rows of a file, or of the files of a folder or pattern in the order of their names: whatever fsspec opens.
 
-    A .txt file has one text per line, in the column `text_column`; in a folder or pattern, each is one text, and its path
-    is its `id`. Files whose names begin with that of `output` are not read. A `delimiter` of CSV files may be "tab".
-    Raises a `FileNotFoundError` if there are no such files, a `UserError` for files of several formats, or without rows.
+    A .txt file has one text per line, in the column `text_column`; in a folder or pattern, each is one text, and its
+    path is its `id`. Files whose names begin with that of `output` are not read. A `delimiter` may be "tab".
+    Raises a `FileNotFoundError` if there are no such files, a `UserError` for files of several formats or without rows.
     """
 
     def __init__(self, source, *, text_column="text", delimiter=None, encoding=None, output: str | Path | None = None):
@@ -79,7 +79,7 @@ class Source:
                 yield name, ValueError(f"{name} cannot be read, at least not to its end: {one_line(error)}{hint}")
 
     def rows_of(self, file, name: str) -> Iterator[tuple[str, Any]]:
-        """The number and the value of each row of a file that is open in binary; an error for one that cannot be read."""
+        """The number and the value of each row of a file that is open in binary; an error if it cannot be read."""
         encoding = self.encoding or "utf-8-sig"
         if self.kind == ".parquet":
             from pyarrow import parquet

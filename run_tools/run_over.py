@@ -95,7 +95,7 @@ def columns(row: Any, number: int, keep: Sequence[str] | None, id_column: str | 
 
 def process_each(process: Callable[[list], list[dict]], rows: Sequence, check: Callable) -> list[dict]:
     """The results of rows, or `{"error": reason}` for one that is an error, that `check` refuses, or that fails alone.
-    Raises the error if all of several rows fail other than by their values, or if the device fails: so would all others.
+    Raises the error if several rows all fail other than by their values, or if the device fails: so would all others.
     """
     results: dict[int, dict] = {}
     items: dict[int, Any] = {}
@@ -125,8 +125,8 @@ def process_each(process: Callable[[list], list[dict]], rows: Sequence, check: C
 
 
 def process_by_ray(open_process: Callable, check: Callable, batches: Iterable[list], workers: int) -> Iterator[tuple]:
-    """The batches in order, each with the results of its rows, by workers that share the GPUs of the cluster (RAY_ADDRESS,
-    by default this machine). Raises a `RuntimeError` if the model does not load, or a worker is lost more than three times.
+    """The batches in order, each with the results of its rows, by workers that share the GPUs of the cluster, by
+    RAY_ADDRESS or this machine. Raises a `RuntimeError` if the model does not load, or a worker is lost four times.
     """
     try:
         import ray

@@ -21,8 +21,8 @@ def groups(lines: Path) -> Iterator[list[dict]]:
 
 
 def flatten(row: Mapping) -> dict[str, str]:
-    """The cells of a row. Texts of a list are joined by "; ", and so are the first fields of a list of objects; of
-    `keyphrases` those with a score, which is in `scores`. Other values are JSON. A formula has an apostrophe before it.
+    """The cells of a row. Texts of a list are joined by "; ", and so are the first fields of a list of objects;
+    of `keyphrases` those with a score, which is in `scores`. Other values are JSON. Formulas have an apostrophe.
     """
     cells = {}
     for name, value in row.items():
@@ -40,7 +40,7 @@ def flatten(row: Mapping) -> dict[str, str]:
 
 
 def write_table(lines: Path, output: Path, suffix: str, types: Mapping) -> None:
-    """Writes JSON Lines as a .csv, .tsv or .parquet file. Other Arrow types are inferred; that of mixed ones is text."""
+    """Writes JSON Lines as a .csv, .tsv or .parquet file. Other Arrow types are inferred, text for mixed ones."""
     if suffix in DELIMITERS:
         names = {name: None for group in groups(lines) for row in group for name in flatten(row) if name != "error"}
         with output.open("w", encoding="utf-8", newline="") as file:

@@ -49,7 +49,7 @@ def test_terms_of_a_file_are_defined(folder, tmp_path):
     weights = load_file(other / "model.safetensors")
     save_file({name: weight * 1.01 for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
     error = CliRunner().invoke(app, [*command[:3], "-m", str(other), *command[5:]])
-    assert error.exit_code == 2 and "model=dense (" in error.stderr
+    assert error.exit_code == 2 and "model='dense, sha256 " in error.stderr
     assert "is complete" in CliRunner().invoke(app, command).output
 
 
