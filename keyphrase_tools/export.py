@@ -155,7 +155,7 @@ def check_options(format: str, precision: str, evaluation, max_loss: float | Non
     if precision == "int8" and not evaluation and max_loss is not None:
         raise ValueError(
             "precision='int8' can lose quality and needs labelled texts to measure it: pass evaluation, rows with text and "
-            "keyphrases, or max_loss=None (--no-gate) to do without."
+            "keyphrases, or max_loss=None to do without."
         )
 
 
@@ -164,7 +164,7 @@ def check_max_loss(max_loss: float | None) -> None:
     is_number = isinstance(max_loss, (int, float)) and not isinstance(max_loss, bool)
     if max_loss is not None and not (is_number and 0 <= max_loss <= 100):
         raise ValueError(
-            f"max_loss={max_loss!r} is not a number of points from 0 to 100. Use 0.5, or None (--no-gate) for no limit."
+            f"max_loss={max_loss!r} is not a number of points from 0 to 100. Use 0.5, or None for no limit."
         )
 
 

@@ -5,7 +5,7 @@
 import json
 from zlib import crc32
 
-from run_tools.loading import open_pipeline, parse_device
+from run_tools.loading import open_pipeline
 from run_tools.processes import prepare_process
 from run_tools.rows import missing_columns
 
@@ -14,8 +14,10 @@ DEFINITIONS, SUMMARIES, GENERATION = "definition-modeling", "moe-summarization",
 
 def open_task(task: str, name: str, device: str | None):
     """The pipeline of a task. Raises an `OSError` if it cannot be opened."""
+    import torch
+
     prepare_process()
-    return open_pipeline(task, name, device=parse_device(device))
+    return open_pipeline(task, name, device=device and torch.device(device))
 
 
 def read_text(row: dict, column: str) -> str:

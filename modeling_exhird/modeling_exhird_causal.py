@@ -108,7 +108,8 @@ class ExhirdForCausalLM(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedM
         Raises:
             ImportError: without Lexperts.
             OSError: if the decoder cannot be opened.
-            ValueError: for an unknown option, a value out of range, and a tokenizer without the tokens between phrases.
+            TypeError: for an unknown option.
+            ValueError: for a value out of range, and a tokenizer without the tokens between phrases.
         """
         tools = lexperts_tools("backbones", "from_backbone()")
         options, load_kwargs = tools.split_options(options, CONFIG_OPTIONS)

@@ -35,7 +35,7 @@ class KeyphraseGenerationPipeline(TextPipeline):
 
     Raises:
         TypeError: for an input that is neither a text, nor a dictionary with one, nor an iterable of them, and for an unknown
-            option or a value of another type.
+            option.
         ValueError: for an option out of range, and a tokenizer of another checkpoint.
 
     Example:

@@ -110,7 +110,7 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
         Raises:
             ImportError: without Lexperts.
             OSError: if the encoder cannot be opened.
-            ValueError: for an unknown option, or a value out of range.
+            TypeError, ValueError: for an unknown option, or a value out of range.
         """
         tools = lexperts_tools("backbones", "from_backbone()")
         options, load_kwargs = tools.split_options(options, CONFIG_OPTIONS)

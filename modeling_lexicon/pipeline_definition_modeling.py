@@ -48,9 +48,8 @@ class DefinitionModelingPipeline(TextPipeline):
         centroids selected the expert, also `domain` and its `distance`.
 
     Raises:
-        TypeError: for an input of another form, with its row number in the message; and for an unknown option or a value of
-            another type.
-        ValueError: for an option out of range; and for fewer `domain_ids` than rows, or more than a list has rows.
+        TypeError: for an input of another form, with its row number in the message.
+        ValueError: for an unknown option, or one out of range; and for fewer `domain_ids` than rows, or more than a list has rows.
 
     Example:
 

@@ -82,7 +82,8 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         Raises:
             ImportError: without Lexperts.
             OSError: if the model cannot be loaded.
-            ValueError: for a backbone that is not supported, an unknown option, or a value out of range.
+            TypeError: for an unknown option.
+            ValueError: for a backbone that is not supported, or a value out of range.
         """
         options = {"datasets": datasets, "num_deputies": num_deputies, **options}
         options["deputy_intermediate_size"] = deputy_intermediate_size

@@ -34,8 +34,8 @@ class MoeSummarizationPipeline(TextPipeline):
     them for other iterables. A summary that reached its length limit is cut at its last sentence end.
 
     Raises:
-        TypeError: for an input of another form, an unknown option, and a value of another type.
-        ValueError: for an empty text, an unknown dataset, lengths beyond the decoder's positions, and with
+        TypeError: for an input of another form.
+        ValueError: for an unknown option, an empty text, an unknown dataset, lengths beyond the decoder's positions, and with
             `on_long="error"` a text that is too long.
 
     Example:

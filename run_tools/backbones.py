@@ -65,6 +65,7 @@ def load_over_backbone(
                 raise ValueError(f"Its weights lack {min(lost)}, or have it in another shape.")
     finally:
         report.setLevel(level)
+    draw_again(model, {name for name in model.state_dict() if not name.startswith(f"{path}.")} - info["missing_keys"])
     # A new model has no saved checkpoint yet, and its parameters keep their own names when it is saved.
     model.name_or_path = model.config.name_or_path = ""  # peft records the first as the base of an adapter
     model.__dict__.pop("_weight_conversions", None)
@@ -78,14 +79,23 @@ def split_options(options: dict[str, Any], config_fields: Iterable[str]) -> tupl
 
 
 def key_mapping(skeleton: Any, path: str) -> dict[str, str]:
-    """Regular expressions from the names in a backbone's checkpoint, which may be that of a model with another head (`bert.embeddings...`) or
-    with none (`embeddings...`), to those in a model that has the backbone at `path`.
-    """
+    """Patterns of names in a backbone's checkpoint (`bert.encoder...` or `encoder...`) -> in a model with the backbone at `path`."""
     prefix, base, heads = skeleton.base_model_prefix, path, set()
     if skeleton.base_model is not skeleton:
         base, heads = f"{path}.{prefix}", {name.split(".")[0] for name in skeleton.state_dict()} - {prefix}
-    mapping = {rf"^({re.escape(name)}(?:\..+)?)$": rf"{path}.\1" for name in sorted(heads)}
-    return mapping | {rf"^(?!{re.escape(path)}\.)(?:{re.escape(prefix)}\.)?(.+)$": rf"{base}.\1"}
+    mapping = {rf"^({name}(?:\..+)?)$": rf"{path}.\1" for name in sorted(heads)}
+    return mapping | {rf"^(?!{re.escape(path)}\.)(?:{prefix}\.)?(.+)$": rf"{base}.\1"}
+
+
+def draw_again(model: Any, names: Iterable[str]) -> None:
+    """Initialises parameters outside the backbone that its checkpoint has under the same names: of a head that it was trained with."""
+    for name in (names := set(names)):
+        model.get_parameter_or_buffer(name)._is_hf_initialized = False
+        while name:
+            name = name.rpartition(".")[0]
+            model.get_submodule(name)._is_hf_initialized = False
+    if names:
+        model.initialize_weights()
 
 
 def make_lora_config(model: Any, overrides: dict[str, Any], backbone: Any = None, **defaults: Any):

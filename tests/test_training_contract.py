@@ -403,7 +403,7 @@ def test_an_adapter_over_a_model_that_was_never_saved_is_warned_about(trainable,
     model.save_pretrained(tmp_path)
     for backbone in ("", "microsoft/deberta-v3-base"):  # the backbone is not this model
         model.name_or_path = model.config.text_config.name_or_path = backbone
-        with pytest.warns(UserWarning, match="records no base model"):
+        with pytest.warns(UserWarning, match="records its base"):
             config = model.lora_config(target_modules=["dense"])
         assert (config.r, config.lora_alpha, config.target_modules) == (16, 16, {"dense"})
     with warnings.catch_warnings():

@@ -228,9 +228,9 @@ def export(
     print_result(report, as_json, "\n".join(lines))
 
 
-def about(name: str, least: int | None = 1) -> Any:
-    """Help and least value of an option that the server of lexperts-lite has, too."""
-    return typer.Option(min=least, help=OPTIONS[name][1])
+def about(name: str, least: int | None = 1, most: int | None = None) -> Any:
+    """Help and limits of an option that the server of lexperts-lite has, too."""
+    return typer.Option(min=least, max=most, help=OPTIONS[name][1])
 
 
 @app.command()
@@ -238,7 +238,7 @@ def serve(
     context: typer.Context,
     model: Annotated[str | None, typer.Argument(help="Token classifier; by default lexperts-seke-minilm.")] = None,
     host: Annotated[str, about("host", None)] = DEFAULTS["host"],
-    port: Annotated[int, typer.Option(min=0, max=65535, help=OPTIONS["port"][1])] = DEFAULTS["port"],
+    port: Annotated[int, about("port", 0, 65535)] = DEFAULTS["port"],
     batch_size: Annotated[int, about("batch_size")] = DEFAULTS["batch_size"],
     max_wait_ms: Annotated[float, about("max_wait_ms", 0)] = DEFAULTS["max_wait_ms"],
     max_queue: Annotated[int, about("max_queue")] = DEFAULTS["max_queue"],

@@ -33,7 +33,8 @@ def start_run(training_args: TrainingArguments, given: Mapping) -> str | None:
     """
     folder = Path(training_args.output_dir)
     hashes = {str(path): sha256_of(path) for path in data_files(given)}
-    record = json.loads(json.dumps({**given, "_files": hashes}, default=str))
+    shown = {name: value for name, value in given.items() if name != "hub_token"}
+    record = json.loads(json.dumps({**shown, "_files": hashes}, default=str))
     with training_args.main_process_first():  # of several, one writes
         names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         if names - {ARGUMENTS}:

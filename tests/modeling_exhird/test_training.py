@@ -132,7 +132,7 @@ def test_adapters_need_a_pretrained_encoder_that_is_trained(tiny_exhird):
         tiny_exhird("bigru").lora_config()
     with pytest.raises(ValueError, match="freeze_backbone=True.*freeze_backbone=False"):
         tiny_exhird("pretrained", freeze_backbone=True).lora_config()
-    with pytest.warns(UserWarning, match="records no base model"):
+    with pytest.warns(UserWarning, match="records its base"):
         found = tiny_exhird("pretrained", decoder_init="zeros").lora_config()
     assert "encoder.start" not in found.modules_to_save
 

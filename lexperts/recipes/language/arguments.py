@@ -31,7 +31,7 @@ class ModelArguments:
 
 @dataclass(kw_only=True)
 class DataArguments:
-    """The rows. Texts are joined and cut into windows of --max-length; else answers and definitions alone have a loss."""
+    """The rows. Texts are joined and cut into windows of --max-length; else answers and definitions have a loss."""
 
     train_files: list[str] = required(f"training files: {ROWS}; all of one kind")
     validation_files: list[str] | None = option(None, "held-out rows, whose perplexity is measured at the end")

@@ -30,8 +30,8 @@ def read_kind(paths: Iterable[str]) -> Iterator[tuple[tuple[str, ...], str, dict
 def load_rows(split: str, paths: list[str], tokenizer, max_length: int) -> tuple[Dataset, bool]:
     """The rows of a split, and whether they are texts, which are joined; prints how many there are, and are left out.
 
-    Of a chat each turn of the assistant is a row, with a loss on this turn. Definitions beyond `max_length` are left out:
-    cut, they would teach the wrong thing. Raises a `UserError` for rows of several kinds, and if none is left.
+    Of a chat each turn of the assistant is a row, with a loss on it. Definitions beyond `max_length` are left out: cut,
+    they would teach the wrong thing. Raises a `UserError` for rows of several kinds, and if none is left.
     """
     rows: list[dict] = []
     first: tuple[str, ...] = ()
