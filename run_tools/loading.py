@@ -117,14 +117,19 @@ def register_pipeline(task: str, *, pipeline_class: type, pt_model: Any, type: s
 
 
 def checked_class(*classes: Any) -> Any:
-    """An auto class that opens models by `open_model`, with the first of the auto classes that has the checkpoint's type of model."""
+    """An auto class that opens models by `open_model`, with the auto class that has the checkpoint's architecture, or else its type."""
 
     def from_pretrained(cls, name, *args, **options):
         with named_errors(name, PipelineLoadingError):
             config = open_config(name, trust_remote_code=options.get("trust_remote_code"), **hub_options(options))
             named = getattr(config, "auto_map", None) or ()
             fitting = [each for each in classes if type(config) in each._model_mapping or each.__name__ in named]
-            return open_model((fitting or classes)[0], name, *args, **options)
+            own = [
+                one
+                for one in fitting
+                if getattr(one._model_mapping.get(type(config), None), "__name__", "") in (config.architectures or ())
+            ]
+            return open_model([*own, *fitting, *classes][0], name, *args, **options)
 
     return type(classes[0].__name__, (classes[0],), {"from_pretrained": classmethod(from_pretrained)})
 
