@@ -94,7 +94,10 @@ def open_pipeline(task: str, name: Any, **options: Any):
     from transformers import pipeline
 
     with named_errors(name):
-        return pipeline(task, model=str(name), **NO_CODE | options)
+        opened = pipeline(task, model=str(name), **NO_CODE | options)
+        if (purpose := getattr(opened.model, "card_use", {}).get("task") or task) != task:
+            raise CheckpointError(f"{name}, a {type(opened.model).__name__}, is for {purpose!r}, not for {task!r}.")
+        return opened
 
 
 class DefaultModel(dict):
