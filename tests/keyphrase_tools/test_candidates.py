@@ -355,7 +355,7 @@ def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp
     done = CliRunner().invoke(app, [*map(str, arguments), "--candidates", str(tmp_path / "names.txt")])
     assert done.exit_code == 0, done.output
     other = CliRunner().invoke(app, list(map(str, arguments)))
-    assert other.exit_code == 2 and "candidates=names.txt" in other.stderr
+    assert other.exit_code == 2 and "candidates='names.txt" in other.stderr
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"))
     candidates = {"network": ["deep networks"], "quantum": [], "problems": ["energy Problems"]}
