@@ -91,7 +91,7 @@ def test_a_failure_of_all_documents_is_that_of_the_model(folder, monkeypatch):
     monkeypatch.setattr(extract, "_forward", fail)
     bad = extract.tokenizer("Deep", add_special_tokens=False)["input_ids"][0]
     found = KeyphraseExtractor(extract)({"text": TEXTS[:3]})
-    assert found["error"] == [None, "RuntimeError: out of memory", None] and found["keyphrases"][0]
+    assert found["error"] == [None, "out of memory", None] and found["keyphrases"][0]
     bad = extract.tokenizer.cls_token_id
     with pytest.raises(RuntimeError, match="out of memory"):
         KeyphraseExtractor(extract)({"text": TEXTS[:2]})
@@ -141,7 +141,7 @@ def test_a_folder_without_weights_is_named_with_what_it_lacks(folder, tmp_path):
     (tmp_path / "model" / "model.safetensors").unlink()
     with pytest.raises(OSError, match="no.*model.safetensors") as error:
         KeyphraseExtractor(tmp_path / "model").open()
-    assert "Traceback" not in str(error.value) and str(error.value).endswith("or a Hub id.")
+    assert "Traceback" not in str(error.value) and str(tmp_path / "model") in str(error.value)
 
 
 def test_threads_are_those_that_were_asked_for(folder):
