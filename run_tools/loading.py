@@ -127,11 +127,8 @@ def checked_class(*classes: Any) -> Any:
             config = open_config(name, trust_remote_code=options.get("trust_remote_code"), **hub_options(options))
             named = getattr(config, "auto_map", None) or ()
             fitting = [each for each in classes if type(config) in each._model_mapping or each.__name__ in named]
-            own = [
-                one
-                for one in fitting
-                if getattr(one._model_mapping.get(type(config), None), "__name__", "") in (config.architectures or ())
-            ]
+            models = [(each._model_mapping.get(type(config), None), each) for each in fitting or classes]
+            own = [each for model, each in models if getattr(model, "__name__", "") in (config.architectures or ())]
             return open_model([*own, *fitting, *classes][0], name, *args, **options)
 
     return type(classes[0].__name__, (classes[0],), {"from_pretrained": classmethod(from_pretrained)})
