@@ -10,7 +10,7 @@ LIMITS = {
     "modeling": 14980,
     "keyphrase_tools, lite": 8040,
     "merge_tools": 3385,
-    "run_tools": 1290,
+    "run_tools": 1300,
     "lexperts": 3950,
     "benchmarks": 1940,
     "rest": 1545,  # examples, docs, .ci, models

@@ -2,6 +2,8 @@
 
 import json
 import os
+import time
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -15,6 +17,7 @@ from .files import differences, locked, write_file
 from .rows import DELIMITERS, Source
 from .tables import write_table
 
+SAVED = 30  # seconds after which rows are on the disk, and not only in the memory of the system
 LINES = (".jsonl", ".ndjson", ".json", "")
 Summary = namedtuple("Summary", "rows errors new")  # of an output; `new` are those that a call has added
 
@@ -66,6 +69,7 @@ def run_over(
         done = output.cut()
         # a batch of which there is a part is begun again
         start = bar.n = bar.initial = output.cut(done - done % batch_size)
+        saved = time.monotonic()
         unfinished = islice(source, start, None)
         batches = iter(lambda: list(islice(unfinished, batch_size)), [])
         if process is None:
@@ -77,6 +81,9 @@ def run_over(
             lines = [format_row(columns(row, number, keep, ids) | result) for number, (row, result) in numbered]
             output.file.writelines(lines)
             output.file.flush()
+            if time.monotonic() - saved > SAVED:
+                os.fsync(output.file.fileno())
+                saved = time.monotonic()
             start += len(lines)
             bar.update(len(lines))
         if source.state() != state:
@@ -108,7 +115,7 @@ def process_each(process: Callable[[list], list[dict]], rows: Sequence, check: C
             results[i] = {"error": one_line(error)}
     try:
         found = process(list(items.values())) if items else []
-    except Exception:
+    except Exception as together:
         found, errors = [], []
         for item in items.values():
             try:
@@ -120,6 +127,8 @@ def process_each(process: Callable[[list], list[dict]], rows: Sequence, check: C
                 found.append({"error": one_line(error)})
         if 1 < len(errors) == len(items) and not isinstance(errors[0], (ValueError, TypeError)):
             raise errors[0] from None
+        if not errors and len(items) > 1:
+            warnings.warn(f"{len(items)} rows failed together ({one_line(together)}), and none alone.", stacklevel=2)
     results |= dict(zip(items, found, strict=True))
     return [results[i] for i in range(len(rows))]
 
@@ -207,20 +216,26 @@ class Output:
     def finish(self, types: Mapping) -> tuple[int, int]:
         """Converts the rows of a table, and records that all are there -> their number, and that of errors."""
         os.fsync(self.file.fileno())
+        rows = errors = 0
         with self.lines.open("rb") as file:
-            errors = ["error" in json.loads(line) for line in file]
+            for line in file:  # a column of the source may hold an error within
+                rows, errors = rows + 1, errors + (b'"error": "' in line and "error" in json.loads(line))
         if self.is_table:
             new = self.path.with_name(f".{self.path.name}.tmp")
             write_table(self.lines, new, self.path.suffix, types)
             new.replace(self.path)
-        finished = {"rows": len(errors), "errors": sum(errors), "bytes": self.path.stat().st_size}
+        finished = {"rows": rows, "errors": errors, "bytes": self.path.stat().st_size}
         self.write_record(finished=finished)
         if self.is_table:
             self.lines.unlink()
-        return len(errors), sum(errors)
+        return rows, errors
 
 
 def format_row(row: dict) -> bytes:
     """A row as a line of JSON: NaN and infinity are null, dates and decimals texts, lone surrogates question marks."""
-    row = json.loads(json.dumps(row, default=str), parse_constant=lambda _: None)
-    return f"{json.dumps(row, ensure_ascii=False)}\n".encode("utf-8", "replace")
+    try:
+        text = json.dumps(row, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        row = json.loads(json.dumps(row, default=str), parse_constant=lambda _: None)
+        text = json.dumps(row, ensure_ascii=False)
+    return f"{text}\n".encode("utf-8", "replace")

@@ -283,3 +283,15 @@ def test_values_without_json_are_texts_and_null(tmp_path):
     run(tmp_path / "in.parquet", tmp_path / "out.jsonl", process=lambda texts: [{"text2": "\ud800"}] * len(texts))
     first = read(tmp_path / "out.jsonl")[0]
     assert first == {"text": "a", "day": "2020-01-02", "price": "1.5", "x": None, "text2": "?"}
+
+
+def test_rows_that_fail_together_and_not_alone_are_warned_of(tmp_path):
+    def process(texts):
+        if len(texts) > 1:
+            raise RuntimeError("too large")
+        return [{"length": len(text)} for text in texts]
+
+    source = write_rows(tmp_path / "in.jsonl", [{"text": "a"}, {"text": "bc"}])
+    with pytest.warns(UserWarning, match="2 rows failed together .too large., and none alone"):
+        run(source, tmp_path / "out.jsonl", process=process)
+    assert [row["length"] for row in read(tmp_path / "out.jsonl")] == [1, 2]
