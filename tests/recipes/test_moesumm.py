@@ -147,6 +147,7 @@ REFUSALS = [
     ("trained", ["--few-shot-rows", 21], "--few-shot-rows 21"),
     ("bart", ["--label-smoothing-factor", 0.1], "--label-smoothing-factor"),
     ("bart", ["--document-column", "body"], "body"),
+    ("bart", ["--train", "all", "--lora-r", 2], "--lora-r 2"),
     ("bart", ["--datasets", "mail=a", "mail=b"], "mail=a"),
     ("llama", ["--train", "deputies", "--variant", "backbone"], "--variant backbone"),
 ]

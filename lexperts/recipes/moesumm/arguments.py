@@ -38,6 +38,8 @@ class ModelArguments:
     def __post_init__(self):
         if self.variant == "backbone" and self.train == "deputies":
             raise UserError("--variant backbone has no deputies. Use --train all.")
+        if self.lora_r is not None and self.train == "all" and self.variant != "backbone":
+            raise UserError(f"--lora-r {self.lora_r} is trained beside deputies only. Leave out --train all.")
 
 
 @dataclass
