@@ -228,6 +228,14 @@ def test_styles_are_hidden_from_a_share_of_the_rows_but_for_some():
     assert batch([1, 2, 1, 0], share=1.0)["style_ids"].tolist() == [1, 0, 1, 0]
 
 
+def test_a_tagger_without_tags_is_named(tmp_path):
+    from lexperts.recipes.seke.word_classes import open_tagger
+
+    pytest.importorskip("spacy").blank("en").to_disk(tmp_path)
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        open_tagger(str(tmp_path))
+
+
 def test_words_have_the_classes_of_their_tokens_and_noun_phrases_are_the_longest(tagger):
     from keyphrase_tools.input_documents import read_document
     from lexperts.recipes.seke.word_classes import NOUN_PHRASE, classes_by_tags, only_noun_phrases, open_tagger

@@ -19,10 +19,13 @@ NOUN_PHRASE = re.compile(f"[{MODIFIER}{NOUN}]+{NOUN}")  # two or more words, the
 
 
 def open_tagger(name: str):
-    """A spaCy pipeline of which only the tags are used."""
+    """A spaCy pipeline of which only the tags are used. Raises a `ValueError` for one without tags."""
     import spacy
 
-    return spacy.load(name, exclude=["parser", "ner", "lemmatizer"])
+    tagger = spacy.load(name, exclude=["parser", "ner", "lemmatizer"])
+    if not tagger("A tagger.").has_annotation("POS"):
+        raise ValueError(f"--tagger {name} gives words no part of speech. Use one such as en_core_web_sm.")
+    return tagger
 
 
 def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
