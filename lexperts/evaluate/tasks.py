@@ -49,6 +49,8 @@ def read_rows(place: str, column: str, read: Callable, needed: Sequence[str] = (
     for number, row in enumerate(source, start=1):
         if isinstance(row, ValueError):
             raise UserError(str(row))
+        if empty := [name for name in needed if row.get(name) is None]:
+            raise UserError(f"{place}, row {number}: {empty[0]!r} is empty.")
         value = row.get(column)
         try:
             values.append(read("" if value is None and row.get("error") else value))

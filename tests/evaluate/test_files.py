@@ -100,3 +100,9 @@ def test_rows_of_another_source_are_refused(case, change, names, files):
 def test_options_that_do_not_fit_are_named(words, names, files, monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # the others fail before
     assert names in fails(APP.main, "evaluate", *words.split())
+
+
+def test_a_document_without_a_text_is_named(tmp_path):
+    rows = [{"text": text, "keyphrases": ["graph cuts"]} for text in ("graph cuts of networks", None)]
+    gold, found = (write_rows(tmp_path / f"{name}.jsonl", rows) for name in ("gold", "found"))
+    assert "row 2: 'text'" in fails(APP.main, "evaluate", "keyphrases", found, "--references", gold)
