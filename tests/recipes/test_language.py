@@ -115,6 +115,9 @@ def test_rows_that_are_left_out_are_counted(base, tmp_path, capsys):
     path, tokenizer = write_rows(tmp_path / "x.jsonl", rows), AutoTokenizer.from_pretrained(base)
     data, is_text = load_rows("train", [path], tokenizer, 200)
     assert len(data) == 2 and not is_text and "2 rows; 2 left out" in capsys.readouterr().out
+    chats = [{"messages": CHAT}, {"messages": CHAT[:1]}]
+    load_rows("train", [write_rows(tmp_path / "x.jsonl", chats)], AutoTokenizer.from_pretrained(base), 200)
+    assert "2 rows; 1 left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,13 @@ def load_rows(split: str, paths: list[str], tokenizer, max_length: int) -> tuple
             raise UserError(f"{where} has {', '.join(kind)}, but earlier rows have {', '.join(first)}.")
         rows.append(row)
     if first == ("messages",):
-        rows = kept = [
+        kept = [
             {"prompt": row["messages"][:turn], "completion": [message]}
             for row in rows
             for turn, message in enumerate(row["messages"])
             if turn and message["role"] == "assistant"
         ]
+        rows = [*kept, *(row for row in rows if all(each["role"] != "assistant" for each in row["messages"][1:]))]
     elif first == ("term", "context", "definition"):
         lists = ((row, row["context"]) for row in rows)
         rows = [row | {"context": each} for row, of in lists for each in (of if isinstance(of, list) else [of])]
@@ -56,7 +57,7 @@ def load_rows(split: str, paths: list[str], tokenizer, max_length: int) -> tuple
         kept = [{"input_ids": ids, "labels": labels} for ids, labels in pairs]
     else:
         kept = [row for row in rows if all(value.strip() for value in row.values())]
-    out = f"{len(rows) - len(kept):,} left out, which are empty or longer than {max_length} tokens"
+    out = f"{len(rows) - len(kept):,} left out, which are empty, without an answer or longer than {max_length} tokens"
     if not kept:
         raise UserError(f"{' '.join(map(str, paths))}: no row is left to learn from; {out}.")
     print(f"{split}: {len(kept):,} rows; {out}", flush=True)

@@ -104,15 +104,19 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
     for split, paths in files.items():
         if paths:
             splits[split], is_text = load_rows(split, paths, tokenizer, length)
-            if is_text:  # windows of joined texts
+            if split == "train" and is_text:  # windows of joined texts
                 training_args.packing, training_args.packing_strategy = True, "wrapped"
+            elif is_text and not training_args.packing:
+                raise UserError(f"--validation-files {paths[0]} has texts, but the training rows are of another kind.")
     trainer = SFTTrainer(
         model, training_args, train_dataset=splits["train"], eval_dataset=splits.get("validation"),
         processing_class=tokenizer, peft_config=choose_weights(model, model_args), callbacks=[StopAtNaN()],
     )  # fmt: skip
     rows = trainer.train_dataset["input_ids"]
     full = 0 if training_args.packing else sum(len(ids) == length for ids in rows)
-    print(f"train: {len(rows):,} windows, {full:,} of which are as long as --max-length {length} or cut there")
+    lost = 0 if training_args.packing else len(splits["train"]) - len(rows)
+    print(f"train: {len(rows):,} windows, {full:,} of which are as long as --max-length {length} or cut there", end="")
+    print(f"; {lost:,} left out, whose answer begins after it" if lost else "")
     fit(trainer, checkpoint)
     results = {"perplexity": perplexity(trainer)} if "validation" in splits else {}
     if isinstance(trainer.model, PeftModel) and not model_args.keep_adapter:
