@@ -1,3 +1,4 @@
+# needs: app
 """The demo app: what its tabs compute and refuse, its API, and where its page comes from."""
 
 # needs: app

@@ -1,3 +1,4 @@
+# needs: summaries, definitions, spacy, test-all
 """One short run of each benchmark, and the algorithms that they compare with."""
 
 import doctest

@@ -1,3 +1,4 @@
+# needs: quantize
 """What every public class keeps, whatever it computes: pickling, loading, saving, refusing."""
 
 import copy

@@ -1,3 +1,4 @@
+# needs: test-all, spacy, serve
 """The code of the pages: each page is one notebook whose blocks run on tiny models, one after the other.
 
 What a page expects (checkpoints, files) is made in a folder of its own. Statements that need more than a test has, such as the

@@ -1,3 +1,4 @@
+# needs: test-all, smollm2
 """The notebooks run from top to bottom with tiny settings, without a network, and are saved without outputs."""
 
 import os

@@ -1,3 +1,4 @@
+# needs: smollm2, app
 """The models over SmolLM2 that pipelines open without a model argument, with their real weights."""
 
 import ast

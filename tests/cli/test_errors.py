@@ -1,3 +1,4 @@
+# needs: serve, app
 """What is wrong with a command line: one line that names it, exit status 2, nothing written and no model opened."""
 
 import json

@@ -1,3 +1,4 @@
+# needs: parquet
 """`lexperts summarize`: a JSON Lines file in, summaries out, resumed after an interruption."""
 
 import json

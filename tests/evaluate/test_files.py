@@ -1,3 +1,4 @@
+# needs: summaries, definitions
 """`lexperts evaluate` over files: joined rows, columns, what is counted, what is refused."""
 
 import json

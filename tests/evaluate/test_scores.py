@@ -1,3 +1,4 @@
+# needs: summaries, definitions
 """Metrics: the numbers of their reference implementations, of hand counting, and of both conventions of keyphrases."""
 
 import json

@@ -1,3 +1,4 @@
+# needs: parquet, serve
 """The commands of `lexperts keyphrases`."""
 
 import json

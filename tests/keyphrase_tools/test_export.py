@@ -1,3 +1,4 @@
+# needs: onnx, openvino
 """Export to ONNX and OpenVINO: values equal to PyTorch's, the pipeline on exported folders, the quality gate, errors."""
 
 import json

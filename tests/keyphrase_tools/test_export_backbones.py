@@ -1,3 +1,4 @@
+# needs: onnx, openvino
 """Graphs of SEKE on other encoders have PyTorch's values, wherever the padding is."""
 
 import pytest

@@ -1,3 +1,4 @@
+# needs: onnx, openvino
 """What an export writes, and how its files are opened: precision of single layers, cards, damaged files, threads, pickling."""
 
 import os

@@ -1,3 +1,4 @@
+# needs: parquet
 """`KeyphraseExtractor`: batches of every kind, failures of single documents, copies in other processes."""
 
 import pickle

@@ -1,3 +1,4 @@
+# needs: serve, onnx
 """The server: the pipeline's answers, dynamic batches, limits, malformed requests, shutdown."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# needs: spacy
 """The spaCy component: spans and scores of the pipeline, batches, files, processes, and the entry point."""
 
 import multiprocessing

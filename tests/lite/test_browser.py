@@ -1,3 +1,4 @@
+# needs: lite
 """lexperts_lite.browser: places of word pieces, and the extractor whose graph and tokenizer the page runs."""
 
 import importlib

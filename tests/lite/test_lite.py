@@ -1,3 +1,4 @@
+# needs: lite
 """lexperts-lite: the answers of the pipeline on the same export, where neither PyTorch nor transformers can be imported."""
 
 import json

@@ -1,3 +1,4 @@
+# needs: lite
 """`lexperts-lite serve`: the answers and the errors of Lexperts' server on the same export, without PyTorch and transformers."""
 
 import signal

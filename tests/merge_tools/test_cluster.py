@@ -1,3 +1,4 @@
+# needs: cluster
 """`merge_tools.cluster`: every method, what is written, and what cannot be split."""
 
 import json

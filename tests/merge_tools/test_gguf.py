@@ -1,3 +1,4 @@
+# needs: gguf
 """GGUF files: every value of the mixture is in it, in llama.cpp's order, and what llama.cpp does not have is refused."""
 
 import json

@@ -1,3 +1,4 @@
+# needs: parquet
 """`lexperts keyphrases generate`: what the pipeline gives, for files, resumable, also in workers of Ray."""
 
 import importlib.util

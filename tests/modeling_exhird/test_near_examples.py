@@ -1,3 +1,4 @@
+# needs: cluster
 """Keyphrases of near examples as candidates: which are chosen, and files of documents with them."""
 
 import json

@@ -1,3 +1,4 @@
+# needs: summaries, definitions, cluster
 """Each file of examples/ runs for a few steps, offline, and leaves a model that opens."""
 
 import importlib.util

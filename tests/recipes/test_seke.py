@@ -1,3 +1,4 @@
+# needs: spacy
 """`lexperts train seke`, on tiny models and small texts."""
 
 import json

@@ -1,3 +1,4 @@
+# needs: smollm2
 """Models that are packages: found by name, packed, completed once in the cache, and opened."""
 
 import importlib.util

@@ -1,3 +1,4 @@
+# needs: ray
 """`run_over` with workers of Ray, and `KeyphraseExtractor` in Ray Data; skipped without Ray."""
 
 import os

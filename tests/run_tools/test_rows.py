@@ -1,3 +1,4 @@
+# needs: parquet
 """`Source`: the rows of files of every format, and errors of rows, files and columns."""
 
 import csv

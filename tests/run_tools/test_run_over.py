@@ -1,3 +1,4 @@
+# needs: parquet
 """`run_over`: interruptions, changes and damage end in the same bytes, or in an error that names the cause."""
 
 import errno
