@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 
 import pytest
 
@@ -21,27 +20,11 @@ def extract():
     return pipeline("keyphrase-extraction")
 
 
-def section(page: str, heading: str) -> str:
-    """The text of a section."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
-
-
 def printed(keyphrase: dict, names: list[str]) -> dict:
     """Some values of a keyphrase, its score to the digits that pages print."""
     return {
         name: round(keyphrase[name], 6) if name == "score" and keyphrase[name] else keyphrase[name] for name in names
     }
-
-
-def test_the_keyphrases_with_diversity_are_those_of_the_page(extract):
-    lines = re.findall(r"^extract\(text, (.+?)\)  # (.+)$", section("docs/keyphrases.md", "Different keyphrases"), re.M)
-    assert len(lines) == 2
-    for options, expected in lines:
-        call = ast.parse(f"f({options})", mode="eval").body
-        given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-        found = extract(PARAGRAPH, style="phrases", **given)
-        assert ", ".join(phrase["keyphrase"] for phrase in found) == expected
 
 
 def test_the_candidates_have_the_scores_of_the_page(extract):

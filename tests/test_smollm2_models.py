@@ -162,4 +162,5 @@ def test_what_is_tracked_is_small(name):
 def test_a_saved_copy_is_complete_and_knows_nothing_of_this_machine(define, tmp_path):
     define.save_pretrained(tmp_path)
     assert str(Path.home()) not in (tmp_path / "config.json").read_text()
-    assert pipeline("definition-modeling", model=str(tmp_path))(RIVER) == define(RIVER)
+    again, before = pipeline("definition-modeling", model=str(tmp_path))(RIVER), define(RIVER)
+    assert again.pop("score") == pytest.approx(before.pop("score"), abs=1e-4) and again == before

@@ -2,7 +2,6 @@
 """The server: the pipeline's answers, dynamic batches, limits, malformed requests, shutdown."""
 
 import asyncio
-import importlib.util
 import json
 import re
 import signal
@@ -122,21 +121,6 @@ def test_answers_are_those_of_the_pipeline(options, client, extract):
         assert absent == [p for p in phrases if p["score"] is None]
     assert results(post(client, documents[0], **options)) == [{"keyphrases": without_mentions(expected[0])}]
     assert {p.get("field") for p in answers[6]["keyphrases"] if p["mentions"]} <= {"title", "text"}
-
-
-@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"candidates": {"x": ["b", "c d"]}, "language": None}], ids=str)
-def test_a_checkpoints_handler_takes_the_same_requests_and_gives_the_same_keyphrases(options, client, folder):
-    spec = importlib.util.spec_from_file_location("handler", f"{folder}/handler.py")
-    handler = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(handler)
-    handle = handler.EndpointHandler(folder)
-    for inputs in (TEXTS[0], {"title": TEXTS[1], "text": TEXTS[0]}, TEXTS[:3], [{"text": TEXTS[2]}]):
-        found = handle({"inputs": inputs, "parameters": options})
-        found = found if isinstance(inputs, list) else [found]
-        answers = results(post(client, inputs, **options))
-        assert [answer["keyphrases"] for answer in answers] == json.loads(
-            json.dumps(list(map(without_mentions, found)))
-        )
 
 
 def test_documents_of_several_clients_with_the_same_options_are_read_together(client, gate, extract):

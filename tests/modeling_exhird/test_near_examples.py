@@ -106,7 +106,7 @@ def test_other_examples_are_another_run(files, model):
     assert run(files, model, *given).exit_code == 0
     (files / "examples.jsonl").write_text(json.dumps(EXAMPLES[0]) + "\n", encoding="utf-8")
     done = run(files, model, *given)
-    assert done.exit_code == 2 and "examples=examples.jsonl (" in done.stderr
+    assert done.exit_code == 2 and "examples='examples.jsonl" in done.stderr
 
 
 def test_errors_name_the_option(files, model, tiny_exhird, tokenizer_for):

@@ -98,7 +98,7 @@ def test_invalid_inputs_are_named(answer):
             answer(inputs)
     with pytest.raises(ValueError, match="context of example 1"):
         answer([{"question": "of", "context": "the"}, {"question": "of", "context": " "}])
-    with pytest.raises(TypeError, match="'tok_k'.*'top_k'"):
+    with pytest.raises(TypeError, match="'tok_k'.*top_k"):
         answer(question="of", context="the", tok_k=3)
     with pytest.raises(TypeError, match="question=5 must be a string, or a list"):
         answer(question=5, context="the")

@@ -62,11 +62,11 @@ def test_sizes_and_special_tokens_are_the_backbones_and_are_kept_in_one_place(ba
     assert config.is_encoder_decoder and config.hidden_size == config.text_config.d_model
     config.pad_token_id = 3
     assert config.text_config.pad_token_id == 3
+    kept = config.to_dict()
     config.save_pretrained(tmp_path)
     again = AutoConfig.from_pretrained(tmp_path)
     assert type(again) is MoeSummConfig and type(again.text_config) is BACKBONES[backbone][0]
     assert again.pad_token_id == 3 and again.datasets == ["news"]
-    kept = config.to_dict()
     assert {name: value for name, value in again.to_dict().items() if name in kept and name[0] != "_"} == {
         name: value for name, value in kept.items() if name[0] != "_"
     }
@@ -83,5 +83,6 @@ def test_a_dictionary_without_a_type_is_a_bart():
 
 
 def test_a_listed_pipeline_is_dropped_where_the_package_runs_itself():
-    config = MoeSummConfig(custom_pipelines={"moe-summarization": {"impl": "pipeline_x.X", "pt": [], "type": "text"}})
+    listed = {"moe-summarization": {"impl": "pipeline_x.X", "pt": [], "type": "text"}}
+    config = MoeSummConfig.from_dict({"custom_pipelines": listed})
     assert not hasattr(config, "custom_pipelines")

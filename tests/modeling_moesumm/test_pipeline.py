@@ -101,7 +101,7 @@ def test_long_texts_are_split_truncated_or_refused(summarize, model, tokenizer, 
         ("River.", {"return_tensors": True}, ValueError, "return_tensors"),
         ("River.", {"truncation": True, "on_long": "error"}, ValueError, "truncation=True with on_long='error'"),
         ("River.", {"batch_size": 0}, ValueError, "batch_size=0"),
-        ("River.", {"max_lenght": 10}, TypeError, "max_lenght"),
+        ("River.", {"max_lenght": 10}, ValueError, "max_lenght"),
     ],
 )
 def test_bad_input_is_refused(summarize, given, options, kind, message):

@@ -63,8 +63,9 @@ def test_from_backbone_accepts_it(kind, tiny_tokenizer, tmp_path):
 
 def test_projections_with_unknown_names_must_be_passed(tiny_tokenizer):
     config = SekeConfig(text_config={"model_type": "xlnet", **ENCODERS["xlnet"], "vocab_size": len(tiny_tokenizer)})
-    with pytest.raises(ValueError, match=r"XLNetModel.*lora_config\(target_modules="):
-        SekeForTokenClassification(config).lora_config()
+    model = SekeForTokenClassification(config)
+    with pytest.raises(ValueError, match="target_modules"):
+        get_peft_model(model, model.lora_config())
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
@@ -76,7 +77,7 @@ def test_attention_dropout_is_set_by_the_argument(kind, tmp_path):
     auto = AutoModelForTextEncoding if kind == "t5" else AutoModel
     auto.from_config(config).save_pretrained(tmp_path)
     if kind in ("t5", "xlnet"):
-        with pytest.raises(ValueError, match=f"{kind!r}.*attention_dropout"):
+        with pytest.raises(ValueError, match=f"attention_dropout.*{kind!r}"):
             SekeForTokenClassification.from_backbone(tmp_path, attention_dropout=0.5)
         return
     inputs = {"input_ids": torch.arange(5, 45)[None], "attention_mask": torch.ones(1, 40, dtype=torch.long)}
