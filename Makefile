@@ -44,8 +44,8 @@ test: $(if $(FILES),$(SMALL) $(NEEDED),$(QUANTIZE) $(LITE) $(SMOLLM2))  ## the t
 	$(if $(EXTRAS),$(PIP) -c constraints.txt -e '.[$(EXTRAS)]')
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the suite with the tests that take minutes
-	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "" $(ARGS)
+test-all: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the tests that take minutes: servers, workers, pages, notebooks, models of SmolLM2, wheels
+	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m nightly $(ARGS)
 
 test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
 	PYTHONPATH=. $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(CORE_TESTS) $(ARGS)

@@ -205,6 +205,7 @@ def prepare(page: str, folder) -> None:
         save_model(make_model("SekeForTokenClassification"), folder / name)
 
 
+@pytest.mark.nightly
 @each_python_page
 def test_every_page_runs(page, checkpoints, backbones, tmp_path, monkeypatch):  # noqa: F811
     for source in (checkpoints, backbones):
@@ -229,6 +230,7 @@ def labelled_documents(number: int, seed: int) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+@pytest.mark.nightly
 def test_the_script_of_the_training_page_trains_a_model_that_finds_keyphrases(tmp_path, monkeypatch):
     """The base, the checkpoints on the way and the final folder open, and the last checkpoint is the final model."""
     set_seed(0)

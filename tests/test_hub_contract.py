@@ -29,6 +29,8 @@ from tests.modeling_moesumm.conftest import tiny_moesumm
 from tests.tiny_models import CASES as CLASSES
 from tests.tiny_models import make_model
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS = [{"title": t, "text": x} for t, x in zip(DOCUMENTS["title"], DOCUMENTS["text"], strict=True)]
 EXTRACT = {"keyphrase-extraction": (TEXT, {"top_k": None}), "token-classification": (TEXT, {})}

@@ -56,6 +56,7 @@ def test_each_notebook_is_tested():
     assert [path.stem for path in NOTEBOOKS] == sorted(TINY)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path, kernel, tmp_path):
     notebook = nbformat.read(path, as_version=4)

@@ -31,6 +31,7 @@ def test_one_import_registers_everything(imports):
     assert "already registered" not in done.stderr
 
 
+@pytest.mark.nightly
 def test_any_package_may_be_imported_first():
     """Also before transformers; its pipeline then opens models with our checks. Forked where what transformers imports is."""
     done = run(

@@ -20,6 +20,8 @@ from lexperts.cli.summarize import summarize as summarize_command
 from run_tools.packaged import PACKAGED_MODELS, find_packaged
 from run_tools.rows import read_jsonl
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = [name for name in PACKAGED_MODELS if name.endswith("-smollm2")]
 NEEDED = ("lexperts_smollm2", *(PACKAGED_MODELS[name] for name in MODELS))

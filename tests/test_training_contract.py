@@ -226,6 +226,7 @@ def test_a_model_in_float64_has_its_loss_in_float64(trainable):
     assert_close(moved / 1e-9, p.grad[at], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "trainable, family, whole",
     [

@@ -69,6 +69,7 @@ def padded_batch(rows: int, length: int, side: str):
     return ids, mask if side == "right" else mask.flip(1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_logits_equal_those_of_pytorch_for_any_length_batch_and_padding(exported, format, side):
@@ -89,6 +90,7 @@ def test_logits_equal_those_of_pytorch_for_any_length_batch_and_padding(exported
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "config",
     [{"rnn_type": "gru"}, {"use_moe": False}, {"use_rnn": False}, {"use_moe": False, "use_rnn": False}],

@@ -358,6 +358,7 @@ def test_the_error_of_a_request_names_the_option_its_value_and_what_was_meant(bo
     assert "private" not in error.value.detail and error.value.detail.count(" not ") <= 2
 
 
+@pytest.mark.nightly
 def test_malformed_requests_get_4xx_and_no_traceback(folder, tmp_path):
     requests = malformed_requests(MAX_BODY_BYTES)
     assert len(requests) >= 200
@@ -400,6 +401,7 @@ def raw_answer(url: str, request: bytes) -> bytes:
         return connection.recv(1000)
 
 
+@pytest.mark.nightly
 def test_sigterm_during_requests_loses_nothing(folder, tmp_path, extract):
     documents = [random_text(1000, seed) for seed in range(12)]
     with start_server(folder, tmp_path / "log", "--batch-size", 1) as server, ThreadPoolExecutor(12) as pool:
@@ -425,6 +427,7 @@ def is_refused(url: str) -> bool:
     return False
 
 
+@pytest.mark.nightly
 def test_documents_of_a_client_that_has_gone_are_not_read(folder, tmp_path):
     body = json.dumps({"inputs": [random_text(1500, seed) for seed in range(40)]}).encode()
     head = (
@@ -443,6 +446,7 @@ def test_documents_of_a_client_that_has_gone_are_not_read(folder, tmp_path):
         assert server.metric(READ) < 20 and "Traceback" not in server.text()
 
 
+@pytest.mark.nightly
 def test_a_refused_client_gets_its_503_and_keeps_its_connection(folder, tmp_path):
     """The body comes after the head, as HTTP clients send it: a server that answers before it would reset the connection."""
     slow, small = ({"inputs": random_text(words, 1)} for words in (6000, 1))

@@ -17,6 +17,7 @@ from tests.recipes.helpers import write_rows
 from tests.recipes.test_seke import CORPUS, ROOT
 
 
+@pytest.mark.nightly
 def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path, monkeypatch, capsys):
     """Five steps cannot learn much: what is tested is that every part runs, on the real backbone and parts of texts."""
     spec = importlib.util.spec_from_file_location("quickstart", ROOT / "examples" / "quickstart.py")

@@ -19,6 +19,8 @@ from lexperts.cli.keyphrases import app
 from run_tools.run_over import run_over
 from tests.corpora import check_example, extract_file, lines
 
+pytestmark = pytest.mark.nightly
+
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[2]
 
