@@ -40,7 +40,7 @@ demo-smollm2: $(SMOLLM2)  ## definitions, summaries and tags by the models over 
 quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
 
-test: $(if $(FILES),$(SMALL) $(NEEDED),$(QUANTIZE) $(LITE) $(SMOLLM2))  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
+test: $(if $(FILES),$(SMALL) $(NEEDED),$(READY) $(LITE) $(SMOLLM2))  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
 	$(if $(EXTRAS),$(PIP) -c constraints.txt -e '.[$(EXTRAS)]')
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -1,5 +1,6 @@
 """Files of texts: .txt with one text per line, or rows with texts, such as JSON Lines."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
     Raises:
         FileNotFoundError, UserError: if the file does not exist, cannot be read, or has no texts, or rows without one.
     """
-    texts: dict[str, None] = {}
+    texts: dict[str, int] = {}
     path = Path(path).expanduser()
     for where, row in rows_of_file(path):
         if path.suffix == ".txt" and not row["text"].strip():
@@ -28,9 +29,11 @@ def read_texts(path: str | Path, text_of_row: Callable[[dict[str, Any]], Any]) -
             text = None
         if not isinstance(text, str) or not text.strip():
             raise UserError(f"{where} has no text: {short_repr(row)}")
-        texts[text] = None
+        texts[text] = texts.get(text, 0) + 1
     if not texts:
         raise UserError(f"{path} has no texts.")
+    if repeated := sum(texts.values()) - len(texts):
+        warnings.warn(f"{path}: {repeated} texts occur more than once, and count once.", stacklevel=3)
     return list(texts)
 
 

@@ -230,9 +230,10 @@ def test_what_from_backbone_made_is_saved_under_its_own_names(name, backbones, t
     assert str(backbones) not in (tmp_path / "config.json").read_text()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", FROM_BACKBONE)
 def test_from_backbone_quantises_the_backbone_alone(name, backbones, tmp_path):
-    pytest.importorskip("torchao", reason="torchao is not installed: make test does it")
+    pytest.importorskip("torchao", reason="torchao is not installed: make test-all does it")
     from torchao.quantization import Int8WeightOnlyConfig
     from transformers import TorchAoConfig
 

@@ -122,7 +122,7 @@ def add(
 ):
     """Add an expert to a mixture.
 
-    Example: lexperts merge add mixture larger --source llama-biology
+    Example: lexperts merge add mixture larger --source llama-biology --prompt "Cells divide by mitosis."
     """
     options = {"source_model": source, "name": name, "positive_prompts": prompt, "samples": samples}
     expert = {key: value for key, value in options.items() if value is not None}

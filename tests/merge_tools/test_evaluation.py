@@ -58,8 +58,11 @@ def test_losses_are_those_of_each_text_alone(length, mixture, domains):
     assert [found["domains"][name]["expert"] for name in TEXTS] == ["birds", None]
 
 
-def test_fewer_texts_are_read_on_request_spread_over_the_file(mixture, domains):
-    row = evaluate(mixture[0], domains, max_texts=2)["domains"]["birds"]
+def test_fewer_texts_are_read_on_request_spread_over_the_file_and_a_repeated_one_once_with_a_warning(mixture, domains):
+    with domains["birds"].open("a") as file:
+        file.write("\nan egg")
+    with pytest.warns(UserWarning, match=r"birds\.txt: 1 "):
+        row = evaluate(mixture[0], domains, max_texts=2)["domains"]["birds"]
     assert row["texts"] == 2
     assert row["base"] == pytest.approx(loss_of(mixture[1][2], TEXTS["birds"][::2], 128), abs=2e-4)
 
