@@ -20,7 +20,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 try:
     import gradio as gr
 except ImportError as error:
-    raise ImportError("The app needs Gradio. Install it with: pip install 'lexperts[app]'") from error
+    raise ImportError("The app needs Gradio. Install the extra lexperts[app].") from error
 
 SAMPLE = (
     "A tidal power station of the classic type closes a bay with a tidal barrage. At high water the sluice gates are shut, and "

@@ -57,7 +57,7 @@ def cluster(
     if embedder is None and method in ("balanced", "kmeans"):
         raise UserError(f"method={method!r} needs an embedder, for example sentence-transformers/all-MiniLM-L6-v2.")
     if find_spec("sklearn") is None:
-        raise ImportError("Clustering needs scikit-learn. Install it with: pip install 'lexperts[cluster]'")
+        raise ImportError("Clustering needs scikit-learn. Install the extra lexperts[cluster].")
     from modeling_lexicon.data_lexicon import format_prompt  # imports torch, which takes seconds
 
     with new_folder(out) as folder:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 try:
     import gguf
 except ImportError as error:
-    raise ImportError("Writing GGUF files needs gguf. Install it with: pip install 'lexperts[gguf]'") from error
+    raise ImportError("Writing GGUF files needs gguf. Install the extra lexperts[gguf].") from error
 
 from run_tools.errors import UserError
 

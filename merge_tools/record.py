@@ -19,7 +19,7 @@ from .writer import write_json
 
 RECORD = "merge_record.json"
 SOURCE_KEYS = {"name", "source", "files", "row"}
-IMPORTS = "import modeling_lexicon  # pip install lexperts; or pass trust_remote_code=True\n"
+IMPORTS = "import modeling_lexicon  # of https://github.com/lexperts/lexperts; or pass trust_remote_code=True\n"
 HOW_TO_OPEN = """```python
 {imports}from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -60,7 +60,7 @@ def write_model_card(model, folder: str | os.PathLike, *, repo_id: str | None = 
 ## How to open it
 
 ```python
-import lexperts  # pip install lexperts
+import lexperts  # https://github.com/lexperts/lexperts
 {code}
 ```
 

@@ -140,7 +140,7 @@ def process_by_ray(open_process: Callable, check: Callable, batches: Iterable[li
     try:
         import ray
     except ImportError as error:
-        raise ImportError("--workers needs Ray. Install it with: pip install 'lexperts[ray]'") from error
+        raise ImportError("--workers needs Ray. Install the extra lexperts[ray].") from error
     ray.init(log_to_driver=False, logging_level="error", ignore_reinit_error=True)  # ends with this process
     gpus = min(1, ray.cluster_resources().get("GPU", 0) / workers)
 

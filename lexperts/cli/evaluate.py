@@ -50,5 +50,5 @@ def evaluate(
     try:
         results = evaluate_files(task, files, references, baseline, reference_column, **given)
     except ModuleNotFoundError as error:
-        raise ImportError(f"{error.name} is not installed. Install it with: pip install 'lexperts[{task}]'") from error
+        raise ImportError(f"{error.name} is not installed. Install the extra lexperts[{task}].") from error
     print_result(results, as_json, format_results(results, baseline))

@@ -42,7 +42,7 @@ def train(command: Command, arguments: ModuleType, folder: Path, argv: list[str]
         )
         script = import_module(f"lexperts.recipes.{command.recipe}.{command.module}")
     except ModuleNotFoundError as error:
-        raise ImportError(f"Training needs {error.name}. Install it with: pip install 'lexperts[train]'") from error
+        raise ImportError(f"Training needs {error.name}. Install the extra lexperts[train].") from error
     try:
         script.train(*groups, start_run(groups[-1], given))
     except CompleteRunError as complete:

@@ -95,7 +95,7 @@ def test_rows_of_another_source_are_refused(case, change, names, files):
     ("summaries ours.jsonl --baseline x", "--baseline 'x'"),
     ("summaries =ours.jsonl", "'=ours.jsonl'"),
     ("summaries ours.jsonl --language german", "'language'"),
-    ("summaries ours.jsonl", "rouge_scorer is not installed. Install it with: pip install 'lexperts[summaries]'"),
+    ("summaries ours.jsonl", "rouge_scorer is not installed. Install the extra lexperts[summaries]."),
     ("summaries ours.jsonl --references ours.jsonl --reference-column context", "ours.jsonl, row 1: 'context'"),
 ])  # fmt: skip
 def test_options_that_do_not_fit_are_named(words, names, files, monkeypatch):
