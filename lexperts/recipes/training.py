@@ -1,6 +1,8 @@
 """What the trainings share: a run that can be continued, the stock Trainer with a few additions, what is saved."""
 
 import json
+import signal
+import threading
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from operator import itemgetter
@@ -74,6 +76,7 @@ class RecipeTrainer(Trainer):
     def __init__(self, *args, part: Iterable[nn.Parameter] = (), part_rate=None, sampler=None, **kwargs):
         super().__init__(*args, **kwargs)
         self.part, self.part_rate, self.sampler = {id(parameter) for parameter in part}, part_rate, sampler
+        self.add_callback(SaveOnInterrupt())
         self.add_callback(StopAtNaN())
 
     def _get_train_sampler(self, train_dataset=None):
@@ -91,6 +94,36 @@ class RecipeTrainer(Trainer):
                 group["params"] = [parameter for parameter in group["params"] if id(parameter) not in self.part]
                 optimizer.add_param_group({**group, "params": new, "lr": self.part_rate, "initial_lr": self.part_rate})
         return optimizer
+
+
+class SaveOnInterrupt(TrainerCallback):
+    """Ctrl-C saves a checkpoint after the step before it ends the run; a second one ends it at once."""
+
+    interrupted = False
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """From here on Ctrl-C waits for the end of a step."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self.interrupt)
+
+    def interrupt(self, *_):
+        """The first Ctrl-C."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.interrupted = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Asks for the checkpoint."""
+        control.should_save |= self.interrupted
+
+    def on_save(self, args, state, control, **kwargs):
+        """The checkpoint is complete."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """As before the training."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class StopAtNaN(TrainerCallback):

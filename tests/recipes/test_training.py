@@ -1,6 +1,7 @@
 """What holds for every training: runs that are killed, repeated, changed or complete; weights that become NaN; bad files."""
 
 import shutil
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -84,19 +85,24 @@ def test_a_killed_run_that_is_repeated_ends_with_the_same_bytes(name, at, whole,
     assert contents(tmp_path) == contents(whole(name)) != {}
 
 
-@pytest.mark.parametrize("method, advice", [("training_step", ""), ("_save_checkpoint", " to resume")])
-def test_ctrl_c_says_whether_the_run_resumes(method, advice, at, tmp_path, monkeypatch, capsys):
-    original = getattr(Trainer, method)
+@pytest.mark.parametrize("presses, advice", [(1, " to resume"), (2, "")])
+def test_ctrl_c_saves_before_it_ends_a_run_and_pressed_again_it_does_not(
+    presses, advice, at, tmp_path, monkeypatch, capsys
+):
+    step = Trainer.training_step
 
-    def press(trainer, *args, **kwargs):
-        original(trainer, *args, **kwargs)
-        raise KeyboardInterrupt
+    def press(*args, **kwargs):
+        for _ in range(presses):
+            signal.raise_signal(signal.SIGINT)
+        return step(*args, **kwargs)
 
-    monkeypatch.setattr(Trainer, method, press)
+    monkeypatch.setattr(Trainer, "training_step", press)
+    argv = [*TRAININGS["hypernet-qa"](at), "--save-steps", 100, "--output-dir", tmp_path]
     with pytest.raises(SystemExit) as ended:
-        app(["hypernet-qa", *map(str, TRAININGS["hypernet-qa"](at)), "--output-dir", str(tmp_path)])
+        app(["hypernet-qa", *map(str, argv)])
     assert ended.value.code == 130
     assert capsys.readouterr().err.endswith(f"interrupted: Repeat the command{advice}.\n")
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"] * (presses == 1)
 
 
 @each_training
