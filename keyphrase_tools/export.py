@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from lexperts_lite.graphs import BACKENDS, PRECISIONS, disable_telemetry, graph_file
 from modeling_seke import SekeForTokenClassification
 from modeling_seke.padded_seke import OPSET, PaddedSeke
 from run_tools.cards import join_card, make_table
@@ -24,7 +25,6 @@ from run_tools.loading import open_pipeline
 
 from .evaluation import gold_phrases, score_phrases
 from .exported_model import ExportedModel
-from .graphs import BACKENDS, PRECISIONS, disable_telemetry, graph_file
 from .token_classifiers import length_limit
 
 MAX_DIFFERENCE = 1e-3  # of a float32 graph's logits

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from .graphs import choose_backend, open_graph
+from lexperts_lite.graphs import choose_backend, open_graph
 
 
 class ExportedModel(nn.Module):

@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from lexperts_lite.call_options import check_batch_size, check_call_options
+from lexperts_lite.input_documents import split_into_blocks
+from lexperts_lite.reader import SORT_WINDOW
 from run_tools.packaged import locate_model
 from run_tools.processes import MemoryRelease, prepare_process
 from run_tools.run_over import process_each
 
-from .call_options import check_batch_size, check_call_options
-from .input_documents import split_into_blocks
 from .loading import open_extractor
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
-from .reader import SORT_WINDOW
 from .rows import to_document
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")

@@ -10,14 +10,15 @@ quirks (a match on the last word is missed, later matches overwrite earlier ones
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from .clean_text import clean
-from .decoding import B, I, O, is_phrase, tag_spans
-from .layout import in_one_unit, unit_numbers
+from lexperts_lite.clean_text import clean
+from lexperts_lite.decoding import B, I, O, is_phrase, tag_spans
+from lexperts_lite.layout import in_one_unit, unit_numbers
+from lexperts_lite.terms import continued_words, is_whole
+from lexperts_lite.titles import MAX_TITLE_LENGTH
+from lexperts_lite.windows import Window, encode_windows
+from lexperts_lite.words import join_title, split_phrase, split_words, stem
+
 from .phrase_lists import read_phrases
-from .terms import continued_words, is_whole
-from .titles import MAX_TITLE_LENGTH
-from .windows import Window, encode_windows
-from .words import join_title, split_phrase, split_words, stem
 
 RULES = ("lexperts", "seke")
 TITLE_AS = ("text", "meta", "both")

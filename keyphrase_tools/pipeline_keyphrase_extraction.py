@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from .batches import Block
-from .call_options import UNSET, check_batch_size
-from .dataframes import tabulate
-from .decoding import O, read_labels
+from lexperts_lite.batches import Block
+from lexperts_lite.call_options import UNSET, check_batch_size
+from lexperts_lite.dataframes import tabulate
+from lexperts_lite.decoding import O, read_labels
+from lexperts_lite.ranking import read_rankers
+from lexperts_lite.reader import KeyphraseReader
+from lexperts_lite.windows import Window
+from lexperts_lite.word_classes import read_word_classes
+
 from .devices import to_device, to_host
 from .exported_model import ExportedModel
 from .pipeline_base import TextPipeline
-from .ranking import read_rankers
-from .reader import KeyphraseReader
 from .token_classifiers import known_limit, last_states, unwrap_model, without_hooks
-from .windows import Window
-from .word_classes import read_word_classes
 
 
 class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
-from .words import check_language, stem
+from lexperts_lite.phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
+from lexperts_lite.words import check_language, stem
 
 DECAY = 0.4
 OF_DOCUMENT = [

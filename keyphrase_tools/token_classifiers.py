@@ -5,8 +5,8 @@ import copy
 
 import torch
 
-from .reader import DEFAULT_WINDOW
-from .windows import NO_LIMIT
+from lexperts_lite.reader import DEFAULT_WINDOW
+from lexperts_lite.windows import NO_LIMIT
 
 POSITIONS = ("max_position_embeddings", "max_encoder_position_embeddings", "n_positions")  # fields of configurations
 HOOK = "output_capturing_hook"  # in the names of transformers' hooks

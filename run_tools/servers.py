@@ -3,7 +3,7 @@
 import socket
 from contextlib import suppress
 
-OPTIONS = {  # default and help; those after the port are limits of `keyphrase_tools.serving.create_app`
+OPTIONS = {  # default and help; those after the port are limits of `lexperts_lite.serving.create_app`
     "host": ("127.0.0.1", "Address to listen on; 0.0.0.0 for all."),
     "port": (8000, "Port to listen on; 0 for any free one."),
     "batch_size": (16, "Documents per batch."),

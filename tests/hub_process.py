@@ -11,7 +11,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
-PACKAGES = ("lexperts", "keyphrase_tools", "merge_tools", "run_tools")
+PACKAGES = ("lexperts", "lexperts_lite", "keyphrase_tools", "merge_tools", "run_tools")
 PACKAGES += tuple(f"modeling_{name}" for name in ("seke", "hypernet", "exhird", "moesumm", "lexicon"))
 BASE = "tester/backbone"
 TEXT = "the graph cut of the network is the problem of learning in graph networks"

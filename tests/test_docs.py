@@ -37,7 +37,7 @@ PREFIXES = (
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
 SHORTCUTS = {"keyphrases": ["lexperts", "keyphrases"], "merge-experts": ["lexperts", "merge"]}
-PACKAGES = "keyphrase_tools|merge_tools|lexperts|modeling_[a-z]+"
+PACKAGES = "keyphrase_tools|merge_tools|lexperts_lite|lexperts|modeling_[a-z]+"
 TINY = {  # a checkpoint that the README assumes -> a tiny one
     "runs/quickstart/seke-minilm": ("keyphrase-extraction", "SekeForTokenClassification"),
     "runs/hypernet-minilm": ("keyphrase-extraction", "HypernetForTokenClassification"),

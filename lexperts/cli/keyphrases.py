@@ -67,8 +67,8 @@ def extract(
     """
     rows = file_options.open_documents(context.params)
 
-    from keyphrase_tools.candidates import read_candidates
     from keyphrase_tools.extractor import KeyphraseExtractor
+    from lexperts_lite.candidates import read_candidates
     from run_tools.packaged import locate_model
 
     names = ("min_score", "style", "diversity", "nested", "mentions", "batch_size", "device", "dtype")
@@ -257,7 +257,7 @@ def serve(
       curl localhost:8000/keyphrases -H 'Content-Type: application/json' -d '{"inputs": "Graph cuts solve problems."}'
     """
     from keyphrase_tools.loading import open_extractor
-    from keyphrase_tools.serving import create_app
+    from lexperts_lite.serving import create_app
     from run_tools.processes import prepare_process
 
     listener = bind(host, port)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keyphrase_tools.decoding import B, I, O, is_phrase, mention_scores, tag_spans, word_tags
-from keyphrase_tools.layout import begin_units, in_one_unit, unit_numbers
-from keyphrase_tools.phrase_features import FUNCTION_WORDS, INTERACTIONS, LABEL_THRESHOLD, MAX_WORDS, MIN_PROBABILITY
-from keyphrase_tools.terms import continued_words, is_whole, join_probabilities
-from keyphrase_tools.words import stem
+from lexperts_lite.decoding import B, I, O, is_phrase, mention_scores, tag_spans, word_tags
+from lexperts_lite.layout import begin_units, in_one_unit, unit_numbers
+from lexperts_lite.phrase_features import FUNCTION_WORDS, INTERACTIONS, LABEL_THRESHOLD, MAX_WORDS, MIN_PROBABILITY
+from lexperts_lite.terms import continued_words, is_whole, join_probabilities
+from lexperts_lite.words import stem
 
 
 def find_phrases(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from keyphrase_tools.batches import prepare_ahead
 from keyphrase_tools.devices import to_device, to_host
 from keyphrase_tools.pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
+from lexperts_lite.batches import prepare_ahead
 from modeling_seke.layers_seke import PackedTokens
 
 

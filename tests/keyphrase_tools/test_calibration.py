@@ -15,8 +15,8 @@ from keyphrase_tools.calibration import (
     match_to_gold,
     reliability,
 )
-from keyphrase_tools.decoding import apply_temperature
-from keyphrase_tools.phrase_features import NAMES
+from lexperts_lite.decoding import apply_temperature
+from lexperts_lite.phrase_features import NAMES
 
 
 def test_the_error_is_the_formula():

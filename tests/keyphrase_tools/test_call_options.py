@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import pipeline
 
-from keyphrase_tools.call_options import OPTIONS, UNSET, check_call_options
 from keyphrase_tools.extractor import KeyphraseExtractor
-from keyphrase_tools.ranking import PhraseRanker
-from keyphrase_tools.reader import DEFAULT_BATCH
+from lexperts_lite.call_options import OPTIONS, UNSET, check_call_options
+from lexperts_lite.ranking import PhraseRanker
+from lexperts_lite.reader import DEFAULT_BATCH
 
 from .known_answers import names, random_text
 from .test_ranking import WEIGHTS

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from transformers import pipeline
 from typer.testing import CliRunner
 
-from keyphrase_tools import clean_text
-from keyphrase_tools.candidates import CandidateSet, _without_overlaps, read_candidates
-from keyphrase_tools.decoding import apply_temperature
 from keyphrase_tools.labels import find_keyphrases
-from keyphrase_tools.words import split_words, stem
 from lexperts.cli.keyphrases import app
+from lexperts_lite import clean_text
+from lexperts_lite.candidates import CandidateSet, _without_overlaps, read_candidates
+from lexperts_lite.decoding import apply_temperature
+from lexperts_lite.words import split_words, stem
 from tests.corpora import as_written, extract_file, lines, write_jsonl
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 

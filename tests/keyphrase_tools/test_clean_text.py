@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.clean_text import CleanText, clean, punctuation
-from keyphrase_tools.words import join_title, split_words
+from lexperts_lite.clean_text import CleanText, clean, punctuation
+from lexperts_lite.words import join_title, split_words
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
 
-from keyphrase_tools.dataframes import COLUMNS
+from lexperts_lite.dataframes import COLUMNS
 from tests.keyphrase_tools.known_answers import names
 
 TEXTS = ["x bx ix, bx ix c", "", "c p; bz", "b"]
@@ -162,6 +162,6 @@ def test_pandas_is_needed_for_tables_only(extract, monkeypatch):
 
 
 def test_the_package_imports_neither_pandas_nor_datasets():
-    code = "import sys, keyphrase_tools.dataframes; print({'pandas', 'datasets'} & set(sys.modules))"
+    code = "import sys, lexperts_lite.dataframes; print({'pandas', 'datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

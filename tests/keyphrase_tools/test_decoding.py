@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.decoding import is_phrase, mention_scores, tag_spans, word_tags
-from keyphrase_tools.ranking import rank_phrases, without_nested
-from keyphrase_tools.words import split_words, stem_phrase
+from lexperts_lite.decoding import is_phrase, mention_scores, tag_spans, word_tags
+from lexperts_lite.ranking import rank_phrases, without_nested
+from lexperts_lite.words import split_words, stem_phrase
 
 some_tags = st.lists(st.integers(0, 2), max_size=12)
 

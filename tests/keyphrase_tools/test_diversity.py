@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForTokenClassification, pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from keyphrase_tools.diversity import WordStates, diversify, phrase_vectors
-from keyphrase_tools.input_documents import split_into_blocks
-from keyphrase_tools.words import split_words
+from lexperts_lite.diversity import WordStates, diversify, phrase_vectors
+from lexperts_lite.input_documents import split_into_blocks
+from lexperts_lite.words import split_words
 from tests.keyphrase_tools.known_answers import TEXT, assert_same, names, random_text
 from tests.tiny_models import make_model
 

@@ -14,10 +14,11 @@ import pytest
 import torch
 from transformers import pipeline
 
-from keyphrase_tools import graphs, keyphrase_model
+from keyphrase_tools import keyphrase_model
 from keyphrase_tools.export import export_model, sensitive_nodes
 from keyphrase_tools.exported_model import ExportedModel
-from keyphrase_tools.graphs import PACKAGES, graph_file, has_vnni
+from lexperts_lite import graphs
+from lexperts_lite.graphs import PACKAGES, graph_file, has_vnni
 from run_tools.loading import PipelineLoadingError
 
 from ..loopback_hub import LoopbackHub

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tag_words, tokenize_documents
-from keyphrase_tools.words import split_words, stem
+from lexperts_lite.words import split_words, stem
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors/keyphrase_eval.json").read_text())["vectors"]
 LABEL_VECTORS = [vector for vector in VECTORS if vector["convention"] == "seke_label"]

@@ -21,8 +21,8 @@ from transformers import (
 from typer.testing import CliRunner
 
 from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tokenize_documents
-from keyphrase_tools.words import LANGUAGES, split_words, stem, stem_phrase
 from lexperts.cli.keyphrases import app
+from lexperts_lite.words import LANGUAGES, split_words, stem, stem_phrase
 from modeling_seke import SekeConfig, SekeForTokenClassification
 from tests.corpora import as_written
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text

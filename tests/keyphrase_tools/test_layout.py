@@ -8,14 +8,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.candidates import CandidateSet
-from keyphrase_tools.clean_text import clean
 from keyphrase_tools.labels import find_keyphrases, tokenize_documents
-from keyphrase_tools.layout import hidden_spans, in_one_unit, unit_numbers
-from keyphrase_tools.phrase_features import find_phrases
-from keyphrase_tools.ranking import rank_phrases
-from keyphrase_tools.windows import WordProbabilities, encode_windows
-from keyphrase_tools.words import normalise, split_phrase, split_words, stem
+from lexperts_lite.candidates import CandidateSet
+from lexperts_lite.clean_text import clean
+from lexperts_lite.layout import hidden_spans, in_one_unit, unit_numbers
+from lexperts_lite.phrase_features import find_phrases
+from lexperts_lite.ranking import rank_phrases
+from lexperts_lite.windows import WordProbabilities, encode_windows
+from lexperts_lite.words import normalise, split_phrase, split_words, stem
 
 WRAPPED = "In this paper we present a scalable method for discovering web\nservices that are\nannotated with the terms of an ontology of graph\ncuts"
 

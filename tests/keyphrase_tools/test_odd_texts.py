@@ -5,10 +5,10 @@ import time
 import pytest
 from transformers import pipeline
 
-from keyphrase_tools import clean_text
-from keyphrase_tools.layout import unit_numbers
-from keyphrase_tools.terms import continued_words
-from keyphrase_tools.words import split_words
+from lexperts_lite import clean_text
+from lexperts_lite.layout import unit_numbers
+from lexperts_lite.terms import continued_words
+from lexperts_lite.words import split_words
 from tests.keyphrase_tools.known_answers import names
 
 ODD = {

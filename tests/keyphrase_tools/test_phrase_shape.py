@@ -5,12 +5,12 @@ import pytest
 import torch
 from transformers import pipeline
 
-from keyphrase_tools.phrase_features import NAMES, NAMES_WITH_SHAPE, find_phrases
-from keyphrase_tools.phrase_shape import noun_phrase_ends, noun_phrases
 from keyphrase_tools.ranker_fit import fit_ranker
-from keyphrase_tools.ranking import PhraseRanker
-from keyphrase_tools.word_classes import CLASSES, fit_word_classes, read_word_classes
-from keyphrase_tools.words import split_words, stem_phrase
+from lexperts_lite.phrase_features import NAMES, NAMES_WITH_SHAPE, find_phrases
+from lexperts_lite.phrase_shape import noun_phrase_ends, noun_phrases
+from lexperts_lite.ranking import PhraseRanker
+from lexperts_lite.word_classes import CLASSES, fit_word_classes, read_word_classes
+from lexperts_lite.words import split_words, stem_phrase
 
 TEXT = "The old owl sees grey owls, and flies to the dark nest. Owls fly."
 WORDS = {"old": 1, "grey": 1, "dark": 1, "owl": 2, "owls": 2, "nest": 2}

@@ -11,10 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import pipeline
 
-from keyphrase_tools import KeyphraseExtractionPipeline, clean_text
-from keyphrase_tools.call_options import OPTIONS
-from keyphrase_tools.clean_text import CleanText
-from keyphrase_tools.words import split_words
+from keyphrase_tools import KeyphraseExtractionPipeline
+from lexperts_lite import clean_text
+from lexperts_lite.call_options import OPTIONS
+from lexperts_lite.clean_text import CleanText
+from lexperts_lite.words import split_words
 from tests.keyphrase_tools.known_answers import LETTERS, TEXT, assert_same, names, random_text
 
 # ---- what goes in and comes out

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import BertForTokenClassification, pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from keyphrase_tools.decoding import read_labels
 from keyphrase_tools.token_classifiers import length_limit
+from lexperts_lite.decoding import read_labels
 from tests.keyphrase_tools.known_answers import LETTERS, Lookup, assert_same, names, random_text
 
 # ---- long documents

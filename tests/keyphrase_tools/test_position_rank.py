@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from keyphrase_tools.position_rank import DAMPING, FLOOR, WINDOW, position_ranks
+from lexperts_lite.position_rank import DAMPING, FLOOR, WINDOW, position_ranks
 
 
 def plain(numbers, counted):

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import pipeline
 
-from keyphrase_tools.decoding import mention_scores
-from keyphrase_tools.layout import begin_units, unit_numbers
-from keyphrase_tools.phrase_features import INTERACTIONS, MAX_WORDS, MIN_PROBABILITY, NAMES, WordArrays, find_phrases
 from keyphrase_tools.ranker_fit import fit_ranker
-from keyphrase_tools.ranking import PhraseRanker
-from keyphrase_tools.terms import continued_words, join_probabilities
-from keyphrase_tools.words import split_words, stem
+from lexperts_lite.decoding import mention_scores
+from lexperts_lite.layout import begin_units, unit_numbers
+from lexperts_lite.phrase_features import INTERACTIONS, MAX_WORDS, MIN_PROBABILITY, NAMES, WordArrays, find_phrases
+from lexperts_lite.ranking import PhraseRanker
+from lexperts_lite.terms import continued_words, join_probabilities
+from lexperts_lite.words import split_words, stem
 
 from . import plain_candidates
 from .plain_candidates import log_odds

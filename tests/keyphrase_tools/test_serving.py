@@ -19,11 +19,11 @@ from starlette.testclient import TestClient
 from transformers import pipeline
 from typer.testing import CliRunner
 
-from keyphrase_tools import serving
-from keyphrase_tools.batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
-from keyphrase_tools.server_requests import parse_body
-from keyphrase_tools.serving import create_app
 from lexperts.cli.keyphrases import app as command
+from lexperts_lite import serving
+from lexperts_lite.batch_worker import AbandonedError, BatchWorker, QueueFullError, WorkerStoppedError
+from lexperts_lite.server_requests import parse_body
+from lexperts_lite.serving import create_app
 from run_tools.versions import __version__
 
 from .known_answers import assert_same, random_text
@@ -495,7 +495,7 @@ def test_a_port_in_use_is_reported_before_the_model_is_opened():
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "keyphrase_tools.serving")
+    monkeypatch.delitem(sys.modules, "lexperts_lite.serving")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     done = CliRunner().invoke(command, ["serve"])
     assert done.exit_code == 2 and "pip install 'lexperts[serve]'" in done.output

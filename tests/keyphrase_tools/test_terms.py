@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools.decoding import O
-from keyphrase_tools.phrase_features import find_phrases
-from keyphrase_tools.ranking import rank_phrases
-from keyphrase_tools.terms import continued_words, is_whole, join_probabilities, join_tags
-from keyphrase_tools.words import split_words
+from lexperts_lite.decoding import O
+from lexperts_lite.phrase_features import find_phrases
+from lexperts_lite.ranking import rank_phrases
+from lexperts_lite.terms import continued_words, is_whole, join_probabilities, join_tags
+from lexperts_lite.words import split_words
 
 WORDS = st.lists(
     st.sampled_from(["SARS-CoV-2", "k-means", "CoV", "means", "TCP/IP", "cut", ",", "\n\n"]), min_size=1, max_size=9

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, processors
 from transformers import DebertaV2Tokenizer, RobertaTokenizer
 
-from keyphrase_tools.input_documents import read_document
 from keyphrase_tools.labels import tokenize_documents
-from keyphrase_tools.titles import truncate_titles
-from keyphrase_tools.windows import encode_windows
-from keyphrase_tools.words import split_words
+from lexperts_lite.input_documents import read_document
+from lexperts_lite.titles import truncate_titles
+from lexperts_lite.windows import encode_windows
+from lexperts_lite.words import split_words
 
 TITLE, TEXT = "Graph cuts", "the network is learning, in 802.11 of graph xyz"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -11,12 +11,12 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertForTokenClassification, EvalPrediction
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from keyphrase_tools.clean_text import clean as clean_text
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
 from keyphrase_tools.labels import tokenize_documents
-from keyphrase_tools.ranking import rank_phrases
-from keyphrase_tools.windows import WordProbabilities
-from keyphrase_tools.words import join_title, split_words
+from lexperts_lite.clean_text import clean as clean_text
+from lexperts_lite.ranking import rank_phrases
+from lexperts_lite.windows import WordProbabilities
+from lexperts_lite.words import join_title, split_words
 from tests.keyphrase_tools.test_titles import DOCUMENTS, TEXT, TITLE, random_text, windows_of
 
 # ---- the pipeline

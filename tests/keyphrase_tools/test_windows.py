@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification,
 
 from keyphrase_tools.pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from keyphrase_tools.token_classifiers import known_limit, length_limit
-from keyphrase_tools.windows import (
+from lexperts_lite.windows import (
     Window,
     WordProbabilities,
     check_window,
@@ -19,7 +19,7 @@ from keyphrase_tools.windows import (
     find_word_starts,
     replace_surrogates,
 )
-from keyphrase_tools.words import split_words
+from lexperts_lite.words import split_words
 
 
 class SlowTokenizer(PreTrainedTokenizer):

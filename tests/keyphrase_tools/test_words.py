@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keyphrase_tools import words
-from keyphrase_tools.words import JOINERS, is_term, join_title, normalise, split_words
+from lexperts_lite import words
+from lexperts_lite.words import JOINERS, is_term, join_title, normalise, split_words
 
 TRICKY = [*"aB9_ -/.,'’;(\"\n\t\u2013\u2217", *"éßİΣ\u0301\u200d\u00ad\u0000\ud800\ufffd", *"日本ไทย๒שלום١٢🙂👩🇸🇮½"]
 texts = st.text(st.one_of(st.sampled_from(TRICKY), st.characters(exclude_categories=())), max_size=40)

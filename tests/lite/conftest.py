@@ -1,30 +1,23 @@
-"""The installed package, and a tiny model as a graph."""
-
-import subprocess
-import sys
+"""A tiny model as a graph."""
 
 import pytest
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.export import export_model
 
-from .processes import LITE
+from .processes import ROOT
 
 
 @pytest.fixture(scope="session")
-def lite(tmp_path_factory):
-    """The installed package."""
-    folder = tmp_path_factory.mktemp("lite")
-    build = ["build", "--build-base", folder / "base", "--build-lib", folder / "lib"]
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, *build]
-    subprocess.run(list(map(str, command)), cwd=LITE, check=True, capture_output=True)
-    return folder / "lib"
+def lite():
+    """Where the package is."""
+    return ROOT
 
 
 @pytest.fixture(scope="session")
 def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
     """A folder whose `model` is a tiny model with styles, rankers and word classes."""
-    from keyphrase_tools.phrase_features import NAMES_WITH_SHAPE
+    from lexperts_lite.phrase_features import NAMES_WITH_SHAPE
 
     model = tiny_seke("bert", styles=["phrases", "tags"])
     model.classifier.weight.data *= 30

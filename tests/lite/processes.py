@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LITE = ROOT / "lite"
-BLOCKED = "import sys; sys.modules.update(torch=None, transformers=None, lexperts=None, keyphrase_tools=None, run_tools=None, scipy=None)\n"  # scipy, which nltk imports where it is there, asks for torch
+BLOCKED = "import sys; sys.modules.update(torch=None, transformers=None, lexperts=None, keyphrase_tools=None, scipy=None)\n"  # scipy, which nltk imports where it is there, asks for torch
 
 
 def run(lite, code, *arguments, blocked=True):

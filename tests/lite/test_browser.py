@@ -1,4 +1,4 @@
-# needs: lite
+# needs: onnx, serve
 """lexperts_lite.browser: places of word pieces, and the extractor whose graph and tokenizer the page runs."""
 
 import importlib

@@ -1,4 +1,4 @@
-# needs: lite
+# needs: onnx, serve
 """lexperts-lite: the answers of the pipeline on the same export, where neither PyTorch nor transformers can be imported."""
 
 import json
@@ -12,7 +12,7 @@ from transformers import pipeline
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 
-from .processes import LITE, ROOT, run
+from .processes import ROOT, run
 
 TEXTS = [
     *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "benchmarks" / "forty_texts").glob("*_1.txt"))),
@@ -228,7 +228,7 @@ def test_the_model_of_the_package_is_that_of_the_small_model(lite):
     from run_tools.files import fingerprint
     from run_tools.packaged import find_packaged
 
-    graph, tiny = LITE / "lexperts_lite" / "model", find_packaged("tiny")
+    graph, tiny = ROOT / "lexperts_lite" / "model", find_packaged("tiny")
     assert sum(file.stat().st_size for file in graph.rglob("*") if file.is_file()) < 12e6
     assert sum(file.stat().st_size for file in Path(tiny).glob("*.safetensors")) < 12e6
     extract = pipeline("keyphrase-extraction", model=tiny, device="cpu")

@@ -1,4 +1,4 @@
-# needs: lite
+# needs: onnx, serve
 """`lexperts-lite serve`: the answers and the errors of Lexperts' server on the same export, without PyTorch and transformers."""
 
 import signal
@@ -12,11 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 from transformers import pipeline
 
-from keyphrase_tools.serving import create_app
+from lexperts_lite.serving import create_app
 from run_tools.servers import OPTIONS
 from tests.keyphrase_tools.servers import malformed_requests, start_process
 
-from .processes import BLOCKED, LITE, ROOT, run
+from .processes import BLOCKED, ROOT, run
 
 COMMAND = "from lexperts_lite.__main__ import main; sys.exit(main(sys.argv[1:]))"
 MAX_BODY_BYTES = 100_000
@@ -137,7 +137,7 @@ def test_what_cannot_be_served_is_one_line(lite, tmp_path):
 def test_extra_and_defaults_are_those_of_lexperts():
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    extras = tomllib.loads((LITE / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "lite" / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras["serve"] == setup["options.extras_require"]["serve"].split()
     limits = [one for one in signature(create_app).parameters.values() if one.default is not one.empty]
     assert {one.name: one.default for one in limits} == {one.name: OPTIONS[one.name][0] for one in limits}

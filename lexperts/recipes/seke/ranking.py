@@ -9,7 +9,7 @@ from keyphrase_tools.calibration import describe_scores, match_to_gold
 from keyphrase_tools.evaluation import score_phrases
 from keyphrase_tools.labels import RULES
 from keyphrase_tools.ranker_fit import fit_ranker
-from keyphrase_tools.word_classes import FIELD
+from lexperts_lite.word_classes import FIELD
 
 from .arguments import DataArguments
 from .data import Documents

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from keyphrase_tools.diversity import WordStates
-from keyphrase_tools.input_documents import read_document
-from keyphrase_tools.word_classes import CLASSES, FIELD, MODIFIER, NOUN, OTHER, fit_word_classes
-from keyphrase_tools.words import normalise, stem, stem_phrase
+from lexperts_lite.diversity import WordStates
+from lexperts_lite.input_documents import read_document
+from lexperts_lite.word_classes import CLASSES, FIELD, MODIFIER, NOUN, OTHER, fit_word_classes
+from lexperts_lite.words import normalise, stem, stem_phrase
 
 from .data import Documents
 

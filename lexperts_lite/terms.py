@@ -41,7 +41,7 @@ def continued_words(words: Sequence) -> np.ndarray:
     Args:
         words: of `split_words`; others, which come without their text, continue none.
 
-    >>> from keyphrase_tools.words import split_words
+    >>> from lexperts_lite.words import split_words
     >>> continued_words(split_words("a SARS-CoV-2 test")).tolist()
     [False, False, True, True, False]
     """

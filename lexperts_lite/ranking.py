@@ -121,7 +121,7 @@ def read_rankers(config) -> dict[str | None, PhraseRanker]:
     if any(ranker.reads_shape for ranker in rankers.values()) and getattr(config, FIELD, None) is None:
         raise ValueError(
             f"keyphrase_ranker has weights of noun phrases, for which the model needs {FIELD}. Fit both with "
-            "keyphrase_tools.word_classes.fit_word_classes and ranker_fit.fit_ranker."
+            "lexperts_lite.word_classes.fit_word_classes and ranker_fit.fit_ranker."
         )
     return rankers
 

@@ -27,7 +27,7 @@ def read_word_classes(config) -> tuple[np.ndarray, np.ndarray] | None:
     found = getattr(config, FIELD, None)
     if found is None:
         return None
-    again = f"Fit them again with keyphrase_tools.word_classes.fit_word_classes, or set model.config.{FIELD} = None."
+    again = f"Fit them again with lexperts_lite.word_classes.fit_word_classes, or set model.config.{FIELD} = None."
     if not isinstance(found, Mapping) or set(found) != set(CLASSES):
         raise ValueError(f"{FIELD} does not have the keys {', '.join(CLASSES)}. {again}")
     try:
