@@ -70,6 +70,7 @@ fix-copies:  ## copy the files that travel with every checkpoint into the modeli
 	for p in exhird moesumm; do \
 	  for f in cache answers; do cp modeling_lexicon/$${f}_lexicon.py modeling_$$p/$${f}_$$p.py; done; \
 	done
+	cp modeling_seke/pipeline_keyphrase_extraction.py modeling_hypernet/
 	for p in modeling_exhird modeling_hypernet modeling_moesumm keyphrase_tools; do cp modeling_lexicon/pipeline_base.py $$p/; done
 
 bench: $(READY)  ## time each system beside its plain version

@@ -115,7 +115,6 @@ def tokenize_documents(
     keyphrases_column: str = "keyphrases",
     max_length: int | None = None,
     overlap: int | None = None,
-    on_long: str = "window",
     rules: str = "lexperts",
     title_as: str = "text",
     max_title_length: int = MAX_TITLE_LENGTH,
@@ -130,7 +129,6 @@ def tokenize_documents(
         text_column, title_column, keyphrases_column: column names; `title_column=None` ignores titles.
         max_length: sub-tokens per row, including special tokens; by default the tokenizer's `model_max_length`.
         overlap: sub-tokens that neighbouring rows of a long document share; by default a quarter of a row.
-        on_long: `"window"` splits a long document into several rows, `"truncate"` keeps the first one, `"error"` raises.
         rules: how keyphrases are matched to the text, `"lexperts"` or `"seke"`.
         title_as: `"text"` joins titles to the texts (see `join_title`); `"meta"` passes them as meta-text, and only the texts
             are labelled; `"both"` does both, for models with `title_in_main`.
@@ -175,7 +173,6 @@ def tokenize_documents(
         tokenizer,
         max_length=max_length,
         overlap=overlap,
-        on_long=on_long,
         titles=None if title_as == "text" else titles,
         max_title_length=max_title_length,
     )

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -73,18 +73,6 @@ class Block:
             self.gates.setdefault(number, np.full(shape, np.nan))[words] = values["gates"][tokens]
 
 
-class BatchRead(NamedTuple):
-    """The results of one batch of `KeyphraseExtractionPipeline.read_block`; documents are numbered within the block.
-
-    Attributes:
-        finished: the keyphrases of each document that this batch completes.
-        shares: for each document in the batch, the share of its windows in it.
-    """
-
-    finished: dict[int, list[dict]]
-    shares: dict[int, float]
-
-
 def split_windows(windows: list[Window], batch_size: int, same_number: bool = False) -> Iterator[list[Window]]:
     """Splits windows, longest first, into batches that need no more memory, padded, than `batch_size` of the longest.
 
@@ -118,23 +106,19 @@ def pad_windows(windows: list[Window], tokenizer, names: Collection[str]) -> dic
     return batch
 
 
-def prepare_ahead(items: Iterable[Item], prepare: Callable[[Item], Result], ahead: int) -> Iterator[Result]:
-    """Yields `prepare(item)` for each item, in order. A thread prepares `ahead` items while the caller works on the one before.
+def prepare_ahead(items: Iterable[Item], prepare: Callable[[Item], Result]) -> Iterator[Result]:
+    """Yields `prepare(item)` for each item, in order. A thread prepares one while the caller works on the one before.
 
     Items are read by the caller's thread. An error of the items or of `prepare` is raised where its item is due.
     """
     items, due, failure = iter(items), deque(), None
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare") as thread:
-        while True:
-            while len(due) <= ahead and items is not None:
-                try:
-                    due.append(thread.submit(prepare, next(items)))
-                except StopIteration:
-                    items = None
-                except Exception as error:  # the items before it come first
-                    items, failure = None, error
-            if not due:
-                break
-            yield due.popleft().result()
-    if failure is not None:
+        while failure is None or due:
+            try:
+                due.append(thread.submit(prepare, next(items)))
+            except Exception as error:  # the item before it comes first
+                failure = failure or error
+            if due and (failure or len(due) > 1):
+                yield due.popleft().result()
+    if not isinstance(failure, StopIteration):
         raise failure

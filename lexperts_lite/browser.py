@@ -188,7 +188,7 @@ class BrowserExtractor(KeyphraseExtractor):
 
     def prepare(self, text: str, **options) -> list[dict[str, np.ndarray]]:
         """The inputs of the graph for each window of a text; `options` are those of a call."""
-        preprocess_params, self._options = self._merge_parameters(**options)
+        preprocess_params, self._options = self.merge_options(**options)
         self._block = self.preprocess([text], **preprocess_params)
         return [self.feeds(inputs) for _, inputs in self.batches(self._block, 1)]
 
@@ -201,6 +201,6 @@ class BrowserExtractor(KeyphraseExtractor):
         """The keyphrases of the text, given logits and last hidden states for each window that `prepare` has returned."""
         self._outputs = iter(outputs)
         for read in self._read_prepared(self._block, 1, self._options):
-            for phrases in read.finished.values():
+            for phrases in read.values():
                 return phrases
         return []

@@ -1,99 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of a call of `pipeline("keyphrase-extraction")`, checked in one place for pipelines, classes, servers and commands."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
-try:
-    from run_tools.errors import UserError, did_you_mean, short_repr
-except ImportError:  # this file travels with checkpoints, to machines without Lexperts
-    UserError, short_repr = ValueError, "{!r:.80}".format
+from run_tools.errors import UserError, did_you_mean, short_repr
 
-    def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-        """The known names."""
-        return f" Choose from: {', '.join(sorted(known))}."
-
-
-from .candidates import MATCH_CASE, parse_candidates
+from .candidates import Candidates
 from .titles import MAX_TITLE_LENGTH
-from .windows import ON_LONG
 from .words import check_language
 
 UNSET: Any = object()  # where None is a value
 
 
-def check_whole_number(name: str, value, least: int = 1, none: str = "the default") -> int | None:
-    """Returns an integer of at least `least`, or `None`.
-
-    Raises:
-        UserError: for another value; `none` says what `None` means.
-    """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        fix = f"Use an integer of at least {least}, or None for {none}."
-        raise UserError(f"{name}={short_repr(value)} is not a whole number. {fix}")
-    if value < least:
-        raise UserError(f"{name}={short_repr(value)} must be at least {least}, or None for {none}.")
-    return int(value)
+def check_whole_number(name: str, value, least: int = 1) -> int | None:
+    """Returns an integer of at least `least`, or `None`. Raises a `UserError` for another value."""
+    if value is None or (isinstance(value, Integral) and not isinstance(value, bool) and value >= least):
+        return None if value is None else int(value)
+    raise UserError(f"{name}={short_repr(value)} is not a whole number of at least {least}, or None for the default.")
 
 
 def check_batch_size(value) -> int | None:
-    """Returns a number of windows per batch, or `None` for the default; raises a `UserError` for another value."""
+    """Returns a number of windows per batch, or `None` for the default. Raises a `UserError` for another value."""
     return check_whole_number("batch_size", value)
 
 
-def check_share(name: str, value, meaning: str, inside: bool = False) -> float | None:
-    """Returns a number from 0 to 1, with `inside` between them, or `None`; raises a `UserError` for another value."""
+def check_number(name: str, value, least: float = 0, most: float = 1, inside: bool = False) -> float | None:
+    """Returns a number from `least` to `most`, with `inside` between them, or `None`. Raises a `UserError` for another value."""
     if value is None:
         return None
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not (0 < value < 1 if inside else 0 <= value <= 1):  # also refuses NaN
-        limits = "between 0 and 1" if inside else "from 0 to 1"
-        raise UserError(f"{name}={short_repr(value)} must be a number {limits}: {meaning}.")
+    if not is_number or not (least < value < most if inside else least <= value <= most):  # also refuses NaN
+        limits = "between {:g} and {:g}" if inside else "from {:g} to {:g}"
+        raise UserError(f"{name}={short_repr(value)} is not a number {limits.format(least, most)}.")
     return float(value)
 
 
 def check_temperature(value) -> float | None:
-    """Returns the temperature of a model's scores, or `None`; raises a `UserError` for another value than a number above 0."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < float("inf"):
-        name = "config.keyphrase_temperature"
-        raise UserError(f"{name}={short_repr(value)} must be a number above 0. Use 1 or None for no change.")
-    return float(value)
-
-
-def check_choice(name: str, value, choices: tuple) -> Any:
-    """Returns one of the choices, or `None`; raises a `UserError` for another value."""
-    if value is None or any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-        return value
-    raise UserError(f"{name}={short_repr(value)} is not known. Use one of {', '.join(map(repr, choices))}.")
+    """Returns the temperature of a model's scores, or `None`. Raises a `UserError` for another value than a number above 0."""
+    return check_number("config.keyphrase_temperature", value, most=float("inf"), inside=True)
 
 
 def check_style(value) -> str | None:
-    """Returns the name of a style, or `None`; raises a `UserError` for another value. A model checks whether it has the style."""
+    """Returns the name of a style, or `None`. Raises a `UserError` for another value. A model checks whether it has the style."""
     if value is None or isinstance(value, str):
         return value
-    raise UserError(f"style={short_repr(value)} is not a name. Use one of config.styles, or None.")
+    raise UserError(f"style={short_repr(value)} is not a name.")
+
+
+def check_flag(name: str, value) -> bool | None:
+    """Returns `True`, `False` or `None`. Raises a `UserError` for another value."""
+    if value is None or isinstance(value, bool):
+        return value
+    raise UserError(f"{name}={short_repr(value)} is not True or False.")
+
+
+def parse_candidates(value) -> Candidates | None:
+    """The argument `candidates` as an object; `None` for no candidates."""
+    return value if value is None or isinstance(value, Candidates) else Candidates(value)
 
 
 # name -> its check, and what None means
 OPTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
-    "top_k": (lambda value: check_whole_number("top_k", value, none="all keyphrases"), None),
-    "min_score": (lambda value: check_share("min_score", value, "the lowest score of a keyphrase"), None),
+    "top_k": (partial(check_whole_number, "top_k"), None),
+    "min_score": (partial(check_number, "min_score"), None),
     "style": (check_style, None),
-    "threshold": (lambda value: check_share("threshold", value, "the probability of a word", inside=True), None),
-    "on_long": (lambda value: check_choice("on_long", value, ON_LONG), ON_LONG[0]),
-    "overlap": (lambda value: check_whole_number("overlap", value, 0, none="a quarter of a window"), None),
-    "max_length": (lambda value: check_whole_number("max_length", value, none="the model's limit"), None),
-    "max_title_length": (lambda value: check_whole_number("max_title_length", value), MAX_TITLE_LENGTH),
-    "is_split_into_words": (lambda value: check_choice("is_split_into_words", value, (True, False)), False),
+    "threshold": (partial(check_number, "threshold", inside=True), None),
+    "overlap": (partial(check_whole_number, "overlap", least=0), None),
+    "max_length": (partial(check_whole_number, "max_length"), None),
+    "max_title_length": (partial(check_whole_number, "max_title_length"), MAX_TITLE_LENGTH),
     "candidates": (parse_candidates, None),
-    "match_case": (lambda value: check_choice("match_case", value, MATCH_CASE), MATCH_CASE[0]),
-    "nested": (lambda value: check_choice("nested", value, (True, False)), True),
-    "diversity": (lambda value: check_share("diversity", value, "0 chooses by score only, 1 by difference"), 0.0),
+    "nested": (partial(check_flag, "nested"), True),
+    "diversity": (partial(check_number, "diversity"), 0.0),
     "language": (check_language, None),
 }
 
@@ -114,15 +94,12 @@ def check_call_options(**options) -> dict[str, Any]:
     checked = {}
     for name, value in options.items():
         if name not in OPTIONS:
-            raise TypeError(
-                f"keyphrase-extraction got an unexpected argument {name!r}.{did_you_mean(name, [*OPTIONS, 'batch_size'])}"
-            )
+            known = [*OPTIONS, "batch_size"]
+            raise TypeError(f"keyphrase-extraction got an unexpected argument {name!r}.{did_you_mean(name, known)}")
         if value is not UNSET:
             check, default = OPTIONS[name]
             value = check(value)
             checked[name] = default if value is None else value
     if checked.get("candidates") is not None and checked.get("threshold") is not None:
-        raise UserError(
-            f"threshold={checked['threshold']} has no effect on candidates. Leave it out, or pass min_score."
-        )
+        raise UserError(f"threshold={checked['threshold']} has no effect on candidates. Pass min_score.")
     return checked

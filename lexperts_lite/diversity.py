@@ -21,7 +21,7 @@ class WordStates:
     Args:
         documents: the number of documents.
         threshold: of the labels, see `decoding.word_tags`, for a model that does not decode them itself.
-        mentions: for each document, those of its candidates, if any; see `candidates.CandidateSet.find`.
+        mentions: for each document, those of its candidates, if any; see `candidates.Candidates.find`.
     """
 
     def __init__(

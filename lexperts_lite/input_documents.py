@@ -2,7 +2,6 @@
 """Input documents of the pipeline: the text that the model reads, and the mapping of its offsets to the user's fields."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 
 from .clean_text import CleanText, clean
 from .words import join_title, split_words
@@ -48,13 +47,12 @@ class InputDocument:
         return {"keyphrase": phrase["keyphrase"], "score": phrase["score"], **first, "mentions": mentions}
 
 
-def read_document(document, number: int, split: bool, join: bool) -> InputDocument:
-    """Checks and cleans a document, and splits it into words.
+def read_document(document, number: int, join: bool) -> InputDocument:
+    """Cleans a document and splits it into words.
 
     Args:
-        document: a text (with `split`, a list of words), or a mapping with "text" and optionally "title".
+        document: a text, or a mapping with "text" and optionally "title".
         number: the document's index, for error messages.
-        split: texts are lists of words.
         join: put the title before the text.
 
     Raises:
@@ -62,62 +60,24 @@ def read_document(document, number: int, split: bool, join: bool) -> InputDocume
     """
     title, text = None, document
     if isinstance(document, Mapping):
-        unknown = [key for key in document if key not in KEYS]
-        if unknown or "text" not in document:
-            problem = f"has unknown keys {', '.join(map(repr, unknown))}" if unknown else "has no 'text'"
-            raise TypeError(
-                f"Document {number} {problem}. Pass a document with a title as {{'title': ..., 'text': ...}}."
-            )
-        title, text = document.get("title"), document["text"]
-        if title is not None and not isinstance(title, str):
-            raise TypeError(
-                f"The title of document {number} must be a string or None, got a {type(title).__name__}: {title!r:.60}."
-            )
-    if split and not is_words(text):
-        raise TypeError(
-            f"Document {number} must be a list of strings with is_split_into_words=True, got {text!r:.60}. "
-            "For texts leave out is_split_into_words."
-        )
-    if not split and not isinstance(text, str):
-        raise TypeError(
-            f"Document {number} must be a string, got a {type(text).__name__}: {text!r:.60}. "
-            "For lists of words pass is_split_into_words=True."
-        )
-    words = None
-    if split:
-        ends = list(accumulate(map(len, text), lambda end, length: end + 1 + length))
-        words = [(word, end - len(word), end) for word, end in zip(text, ends, strict=True)]
-        text = " ".join(text)
-    has_title = bool((title or "").strip())
-    if has_title and join:
-        return _joined(title, text, words)
-    source = CleanText(text) if words is None else CleanText(text, end=0)
-    words = split_words(source.text) if words is None else words
-    if not has_title:
-        return InputDocument(None, source, words)
-    return InputDocument(clean(title), source, words, [("text", 0, 0)])
-
-
-def _joined(title: str, text: str, words: list[tuple[str, int, int]] | None) -> InputDocument:
-    """A document whose title and text are joined; `words` are the text's if the user has split it."""
-    joined = join_title(title, text)
-    begin = len(joined) - len(text.strip())
+        if unknown := [key for key in document if key not in KEYS]:
+            raise TypeError(f"Document {number} has the key {unknown[0]!r}; its keys are 'title' and 'text'.")
+        title, text = document.get("title"), document.get("text")
+    for name, value in (("title", title or ""), ("text", text)):
+        if not isinstance(value, str):
+            raise TypeError(f"The {name} of document {number} is {value!r:.60} ({type(value).__name__}), not a string.")
+    if not (title or "").strip():
+        source = CleanText(text)
+        return InputDocument(None, source, split_words(source.text))
+    if not join:
+        source = CleanText(text)
+        return InputDocument(clean(title), source, split_words(source.text), [("text", 0, 0)])
+    source = CleanText(joined := join_title(title, text))
+    begin, words = len(joined) - len(text.strip()), split_words(source.text)
     blanks = [len(part) - len(part.lstrip()) for part in (title, text)]  # leading blanks, which joining removes
-    fields = [("text", begin, blanks[1] - begin), ("title", 0, blanks[0])]
-    if words is None:
-        source = CleanText(joined)
-        all_words = split_words(source.text)
-    else:
-        source = CleanText(joined, end=begin)
-        shift, length = begin + len(source.text) - len(joined), len(source.text)
-        shifted = [
-            (word, max(start - blanks[1], 0) + shift, min(end - blanks[1] + shift, length))
-            for word, start, end in words
-        ]
-        all_words = split_words(source.text[:shift]) + [word for word in shifted if word[0].strip()]
     if begin == len(title.strip()) + 2:
-        _cut_at(begin - 2, all_words, source)
-    return InputDocument(clean(title), source, all_words, fields)
+        _cut_at(begin - 2, words, source)
+    return InputDocument(clean(title), source, words, [("text", begin, blanks[1] - begin), ("title", 0, blanks[0])])
 
 
 def _cut_at(stop: int, words: list[tuple[str, int, int]], source: CleanText) -> None:
@@ -130,18 +90,13 @@ def _cut_at(stop: int, words: list[tuple[str, int, int]], source: CleanText) -> 
             return
 
 
-def is_words(document) -> bool:
-    """Whether a document is a list or tuple of strings."""
-    return isinstance(document, (list, tuple)) and all(isinstance(word, str) for word in document)
-
-
 def split_into_blocks(documents: Iterable, max_documents: int) -> Iterator[Sequence]:
     """Splits documents into blocks that are sorted by length and read together; blocks of long documents are smaller."""
     block, characters = [], 0
     for document in documents:
         block.append(document)
         text = document.get("text") if isinstance(document, Mapping) else document
-        characters += len(text) if isinstance(text, str) else sum(map(len, text)) if is_words(text) else 0
+        characters += len(text) if isinstance(text, str) else 0
         if len(block) == max_documents or characters >= CHARACTERS * max_documents:
             yield block
             block, characters = [], 0

@@ -15,7 +15,7 @@ from math import isfinite
 import numpy as np
 
 from .batches import Block
-from .candidates import CandidateSet, Spans
+from .candidates import Spans
 from .clean_text import clean_characters
 from .decoding import apply_temperature, is_phrase, mention_scores, tag_spans, word_tags
 from .diversity import diversify, phrase_vectors
@@ -199,21 +199,19 @@ def rank_phrases(
 
 
 def rank_candidates(
-    candidates: CandidateSet,
+    phrases: Sequence[str],
     found: Mapping[str, Spans],
     document,
     probabilities: np.ndarray,
-    is_read: np.ndarray,
     temperature: float | None = None,
 ) -> tuple[list[dict], list[dict]]:
     """Scores candidates by the probabilities of a document's words.
 
     Args:
-        candidates: of the document.
-        found: the spans of their mentions, from `CandidateSet.find`.
+        phrases: the candidates.
+        found: the spans of their mentions, from `Candidates.find`.
         document: an `input_documents.InputDocument` with W words.
         probabilities (`(W, 3)`): of O, B and I for each word.
-        is_read (`(W,)`): whether the model has read the word; other mentions are left out.
         temperature: of the scores, see `decoding.apply_temperature`.
 
     Returns:
@@ -222,12 +220,8 @@ def rank_candidates(
     """
     present, absent = [], []
     probabilities = begin_units(probabilities, unit_numbers(document.words))
-    for name in candidates.synonyms:
-        spans = [
-            (start, end)
-            for start, end in found.get(name, ())
-            if is_read[start:end].all() and document.in_one_field(start, end)
-        ]
+    for name in phrases:
+        spans = [(start, end) for start, end in found.get(name, ()) if document.in_one_field(start, end)]
         if spans:
             scores = mention_scores(probabilities, spans, temperature).tolist()
             present.append(show_mentions(document.text, document.words, spans, scores, name=name))
@@ -297,9 +291,8 @@ def select_phrases(
     """
     document, absent = block.documents[number], []
     if candidates is not None:
-        of_document, is_read = candidates.of(block.first + number), block.probabilities.is_read(number)
-        found = block.mentions[number]
-        phrases, absent = rank_candidates(of_document, found, document, p, is_read, temperature)
+        given = candidates.phrases(language)
+        phrases, absent = rank_candidates(given, block.mentions[number], document, p, temperature)
     elif ranked is not None:
         among = ranked.best_number if min_score is None else sum(score >= min_score for score in ranked.scores)
         if top_k is not None and nested and not diversity:  # otherwise more than will be returned, to choose from

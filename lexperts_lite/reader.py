@@ -11,18 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .batches import BatchRead, Block, pad_windows, prepare_ahead, split_windows
-from .call_options import UNSET, check_batch_size, check_call_options, check_share, check_temperature
-from .dataframes import read_documents
+from .batches import Block, pad_windows, prepare_ahead, split_windows
+from .call_options import UNSET, check_batch_size, check_call_options, check_number, check_temperature
 from .diversity import WordStates
-from .input_documents import InputDocument, is_words, read_document, split_into_blocks
+from .input_documents import InputDocument, read_document, split_into_blocks
 from .phrase_features import MIN_PROBABILITY
 from .ranking import PhraseRanker, RankedPhrases, select_phrases
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, WordProbabilities, encode_windows
 from .words import check_language
 
-PREPROCESS_OPTIONS = ("on_long", "overlap", "max_length", "max_title_length")
+PREPROCESS_OPTIONS = ("overlap", "max_length", "max_title_length")
 SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
 DEFAULT_BATCH = (8, 64)  # windows per batch, on a CPU and on an accelerator
 DEFAULT_WINDOW = 512  # sub-tokens, where neither the model nor the tokenizer has a limit
@@ -110,25 +109,21 @@ class KeyphraseReader:
         if threshold is None and candidates is None:
             ranker = self._rankers.get(style, self._rankers.get(None))
         config = self.model.config
-        if (
-            ranker is None
-            and threshold is None
-            and (threshold := getattr(config, "keyphrase_threshold", None)) is not None
-        ):
-            threshold = check_share("config.keyphrase_threshold", threshold, "the probability of a word", inside=True)
+        if ranker is None and threshold is None:
+            threshold = getattr(config, "keyphrase_threshold", None)
+            threshold = check_number("config.keyphrase_threshold", threshold, inside=True)
         temperature = getattr(config, "keyphrase_temperature", None)
         if temperature is not None and (ranker is None) == bool(self._rankers):
             temperature = None
-        return Scoring(ranker, threshold, None if temperature is None else check_temperature(temperature))
+        return Scoring(ranker, threshold, check_temperature(temperature))
 
     def has_temperature(self, batch_size: int | None = None, **options) -> bool:
         """Whether the model's temperature, if it has one, is applied to the scores of a call with these options."""
-        return (self.scoring(**self._merge_parameters(**options)[1]).ranker is not None) == bool(self._rankers)
+        return (self.scoring(**self.merge_options(**options)[1]).ranker is not None) == bool(self._rankers)
 
     def _sanitize_parameters(self, **options):
         given = check_call_options(**options)
-        names = {"is_split_into_words": "split"} | {name: name for name in PREPROCESS_OPTIONS}
-        preprocess_params = {names[name]: given.pop(name) for name in list(given) if name in names}
+        preprocess_params = {name: given.pop(name) for name in PREPROCESS_OPTIONS if name in given}
         if "style" in given:
             preprocess_params["style_id"] = 0 if given["style"] is None else self._style_id(given["style"])
         return preprocess_params, {}, given
@@ -144,21 +139,18 @@ class KeyphraseReader:
 
     def __call__(self, inputs, batch_size: int | None = UNSET, num_workers: int | None = None, **kwargs):
         """Extracts the keyphrases of documents; the arguments are those of the class."""
-        preprocess_params, postprocess_params = self._merge_parameters(**kwargs)
+        preprocess_params, postprocess_params = self.merge_options(**kwargs)
         batch_size = self._batch_size if batch_size is UNSET else check_batch_size(batch_size)
         batch_size = batch_size or DEFAULT_BATCH[bool(self._ahead)]
-        is_document = isinstance(inputs, (str, Mapping)) or (preprocess_params.get("split") and is_words(inputs))
-        inputs = inputs if is_document else read_documents(inputs)
-        candidates = postprocess_params.get("candidates")
-        if candidates is not None and (is_document or hasattr(inputs, "__len__")):
-            candidates.check_number(None if is_document else len(inputs))
-        if is_document:
+        if isinstance(inputs, (str, Mapping)):
             return next(self._stream([inputs], batch_size, preprocess_params, postprocess_params))
+        if hasattr(inputs, "columns"):
+            raise TypeError("Pass the rows of a table: a column, or table[['title', 'text']].to_dict('records').")
         documents = self.iterate(inputs, "a text, {'title': ..., 'text': ...}")
         results = self._stream(documents, batch_size, preprocess_params, postprocess_params)
         return list(results) if isinstance(inputs, (list, tuple)) else results
 
-    def _merge_parameters(self, **kwargs) -> tuple[dict, dict]:
+    def merge_options(self, **kwargs) -> tuple[dict, dict]:
         """The parameters of a call, with those of the pipeline as defaults."""
         preprocess_params, _, postprocess_params = self._sanitize_parameters(**kwargs) if kwargs else ({}, {}, {})
         postprocess_params = {**self._postprocess_params, **postprocess_params}
@@ -182,24 +174,25 @@ class KeyphraseReader:
             return self.preprocess(documents, first=begin, **preprocess_params)
 
         blocks = split_into_blocks(documents, SORT_WINDOW * batch_size)
-        for block in prepare_ahead(blocks, prepare, self._ahead) if self._ahead else map(prepare, blocks):
+        for block in prepare_ahead(blocks, prepare) if self._ahead else map(prepare, blocks):
             finished: dict[int, list[dict]] = {}
             due, unread = 0, len(block.documents)
             words += sum(len(document.words) for document in block.documents)
             for read in self._read_prepared(block, batch_size, postprocess_params):
-                finished |= read.finished
-                unread -= len(read.finished)
-                found = found or any(read.finished.values())
+                finished |= read
+                unread -= len(read)
+                found = found or any(read.values())
                 if not found and not unread:
                     found = warn_if_all_outside(words)
                 while due in finished:
                     yield finished.pop(due)
                     due += 1
-        if options.get("candidates") is not None and not isinstance(documents, Sequence):
-            options["candidates"].check_number(first)
 
-    def read_block(self, documents: Sequence, *, batch_size: int = 8, first: int = 0, **options) -> Iterator[BatchRead]:
-        """Reads a block of documents, sorted by length, and yields the results of each batch once computed.
+    def read_block(
+        self, documents: Sequence, *, batch_size: int = 8, first: int = 0, **options
+    ) -> Iterator[dict[int, list[dict]]]:
+        """Reads a block of documents, sorted by length. Yields after each batch the keyphrases of the documents that it completes, by
+        their numbers in the block.
 
         Args:
             documents: a block of `input_documents.split_into_blocks`.
@@ -207,36 +200,31 @@ class KeyphraseReader:
             first: the index of the first document, for error messages.
         """
         check_batch_size(batch_size)
-        preprocess_params, postprocess_params = self._merge_parameters(**options)
+        preprocess_params, postprocess_params = self.merge_options(**options)
         block = self.preprocess(documents, first=first, **preprocess_params)
         return self._read_prepared(block, batch_size, postprocess_params)
 
-    def _read_prepared(self, block: Block, batch_size: int, options: dict) -> Iterator[BatchRead]:
+    def _read_prepared(self, block: Block, batch_size: int, options: dict) -> Iterator[dict[int, list[dict]]]:
         """Reads the block that `preprocess` returned."""
         scoring = self.scoring(**options)
         if (candidates := options.get("candidates")) is not None:
-            candidates.check_lengths(self.tokenizer, block)
-            block.mentions = candidates.find(block, options["language"], options.get("match_case", "auto"))
+            block.mentions = [candidates.find(document.words, options["language"]) for document in block.documents]
         if options.get("diversity"):
             threshold = scoring.threshold if scoring.ranker is None else MIN_PROBABILITY
             block.states = WordStates(len(block.documents), threshold, block.mentions)
-        counts = Counter(window.document for window in block.windows)
-        pending = Counter(counts)
+        pending = Counter(window.document for window in block.windows)
         decode = scoring.ranker is None and scoring.threshold is None
         for windows in self.read_windows(block, batch_size=batch_size, decode=decode):
             numbers = Counter(window.document for window in windows)
             pending -= numbers
             complete = [number for number in numbers if number not in pending]
-            finished = dict(zip(complete, self.postprocess(block, complete, scoring, **options), strict=True))
-            yield BatchRead(finished, {number: n / counts[number] for number, n in numbers.items()})
+            yield dict(zip(complete, self.postprocess(block, complete, scoring, **options), strict=True))
 
     def preprocess(
         self,
         documents: Sequence,
         *,
         first=0,
-        split=False,
-        on_long="window",
         overlap=None,
         max_length=None,
         max_title_length=MAX_TITLE_LENGTH,
@@ -247,14 +235,11 @@ class KeyphraseReader:
         Args:
             documents: as in a call of the pipeline, or split into words already.
             first: the index of the first document, for error messages.
-            split: texts are lists of words.
-            on_long, overlap, max_length, max_title_length: as in a call of the pipeline.
+            overlap, max_length, max_title_length: as in a call of the pipeline.
             style_id: the row of the model's style embedding.
         """
         read = [
-            document
-            if isinstance(document, InputDocument)
-            else read_document(document, number, split, self.joins_titles)
+            document if isinstance(document, InputDocument) else read_document(document, number, self.joins_titles)
             for number, document in enumerate(documents, start=first)
         ]
         max_length = max_length or self._limit or DEFAULT_WINDOW
@@ -265,8 +250,6 @@ class KeyphraseReader:
             self.tokenizer,
             max_length=max_length,
             overlap=overlap,
-            on_long=on_long,
-            first=first,
             titles=[document.title for document in read] if self.reads_titles else None,
             max_title_length=max_title_length,
         )
@@ -316,7 +299,7 @@ class KeyphraseReader:
             batch_size, options: as in a call of the pipeline.
             gates: see `read_windows`.
         """
-        block = self.preprocess(documents, **self._merge_parameters(**options)[0])
+        block = self.preprocess(documents, **self.merge_options(**options)[0])
         for _ in self.read_windows(block, batch_size=batch_size, gates=gates):
             pass
         return block
@@ -334,7 +317,7 @@ class KeyphraseReader:
         self, block: Block, numbers: Sequence[int], scoring: Scoring, *, language: str | None, **options
     ) -> list[list[dict]]:
         """The keyphrases of some documents of a block, best first; `options` are those of a call."""
-        for used in ("style", "threshold", "match_case"):
+        for used in ("style", "threshold"):
             options.pop(used, None)
         ranker, threshold, temperature = scoring
         options |= {"language": language, "threshold": threshold, "temperature": temperature}

@@ -1,4 +1,5 @@
-"""The keyphrase pipeline over a graph of onnxruntime or OpenVINO: the same answers as `pipeline("keyphrase-extraction")` on the export."""
+# SPDX-License-Identifier: Apache-2.0
+"""The keyphrase pipeline over a graph of onnxruntime: the same answers as `pipeline("keyphrase-extraction")` with the model's weights."""
 
 import json
 import os
@@ -13,13 +14,13 @@ import numpy as np
 from .batches import Block
 from .call_options import UNSET, check_batch_size, check_whole_number
 from .decoding import read_labels
-from .graphs import choose_backend, open_graph
 from .ranking import read_rankers
 from .reader import KeyphraseReader
 from .tokenizer import NO_LIMIT, FastTokenizer
 from .word_classes import read_word_classes
 
 MODEL = Path(__file__).resolve().parent / "model"
+GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_int8.onnx"}  # as optimum and sentence-transformers name them
 
 
 class KeyphraseExtractor(KeyphraseReader):
@@ -27,8 +28,7 @@ class KeyphraseExtractor(KeyphraseReader):
 
     Args:
         model: a folder that `lexperts keyphrases export` has written; by default the small model of this package.
-        backend: "onnx" or "openvino", of a folder with both.
-        num_threads: that the graph may use, at most one per core.
+        num_threads: that the graph may use, at most one per core; `None` for one.
         batch_size, options: defaults of calls.
 
     Returns:
@@ -39,7 +39,7 @@ class KeyphraseExtractor(KeyphraseReader):
     Raises:
         FileNotFoundError: if a file of the model is missing.
         OSError: if the graph cannot be opened.
-        ValueError: if the folder holds no exported graph, or one of another version, and for options that are not valid.
+        ValueError: if the folder holds no exported graph, and for options that are not valid.
 
     Example:
 
@@ -56,7 +56,6 @@ class KeyphraseExtractor(KeyphraseReader):
         self,
         model: str | Path | None = None,
         *,
-        backend: str | None = None,
         num_threads: int | None = 1,
         batch_size: int | None = None,
         **options,
@@ -68,8 +67,7 @@ class KeyphraseExtractor(KeyphraseReader):
         config = self.model.config
         self.tokenizer = self._open_tokenizer()
         self._limit = self.tokenizer.model_max_length if self.tokenizer.model_max_length < NO_LIMIT else None
-        self.backend = choose_backend(self.folder, config.exported, backend)
-        self.num_threads = min(check_whole_number("num_threads", num_threads, none="1") or 1, os.cpu_count() or 1)
+        self.num_threads = min(check_whole_number("num_threads", num_threads) or 1, os.cpu_count() or 1)
         self._tags = read_labels(config.id2label)
         self._rankers, self._classifier = read_rankers(config), read_word_classes(config)
         self._batch_size = check_batch_size(batch_size)
@@ -84,7 +82,7 @@ class KeyphraseExtractor(KeyphraseReader):
 
     def _start(self) -> None:
         """Opens the graph."""
-        self._run, self._inputs = open_graph(self.folder, self.model.config, self.backend, self.num_threads)
+        self._run, self._inputs = open_graph(self.folder, self.model.config, self.num_threads)
         self._forward_names = set(self._inputs)
 
     def _start_after_fork(self) -> None:
@@ -103,9 +101,7 @@ class KeyphraseExtractor(KeyphraseReader):
         """See `KeyphraseReader`."""
         if isinstance(inputs, Iterable) and not isinstance(inputs, (str, bytes, Mapping)):
             return inputs
-        raise TypeError(
-            f"KeyphraseExtractor needs {expected} or an iterable of them, got {inputs!r:.60} ({type(inputs).__name__})."
-        )
+        raise TypeError(f"{inputs!r:.60} ({type(inputs).__name__}) is not {expected} or an iterable of them.")
 
     def preprocess(self, documents: Sequence, **options) -> Block:
         """See `KeyphraseReader`."""
@@ -156,19 +152,69 @@ def read_config(folder: Path) -> SimpleNamespace:
     """
     path = folder / "config.json"
     if not path.exists():
-        raise FileNotFoundError(
-            f"{folder} has no config.json. Name a folder that `lexperts keyphrases export` has written."
-        )
+        raise FileNotFoundError(f"{folder} has no config.json. Name a folder that `lexperts keyphrases export` wrote.")
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         labels = {int(i): str(name) for i, name in values["id2label"].items()}
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not the configuration of a keyphrase model: {error!r}. Export it again."
-        ) from error
-    if not values.get("exported"):
-        raise ValueError(f"{folder} holds no exported graph. Write one with `lexperts keyphrases export {folder} OUT`.")
+        raise ValueError(f"{path} is not the configuration of a keyphrase model: {error!r}.") from error
+    if (values.get("exported") or {}).get("onnx", {}).get("precision") not in GRAPHS:
+        raise ValueError(f"{folder} holds no ONNX graph. Write one with `lexperts keyphrases export {folder} OUT`.")
     return SimpleNamespace(**values | {"id2label": labels})
+
+
+def open_graph(folder: Path, config, threads: int):
+    """A function that runs a graph, `run(values, with_states)` -> logits and last hidden states, and the names of its inputs.
+
+    An int8 graph reads one row at a time, without its padding: onnxruntime chooses the range of activations for all that it reads at
+    once, and a text would not have the same answer alone and in a batch.
+
+    Args:
+        folder: of the model.
+        config: its configuration; `exported` names the graph's precision.
+        threads: that the graph may use.
+
+    Raises:
+        OSError: if the file is missing or damaged, or needs a later version of onnxruntime.
+    """
+    os.environ.setdefault(
+        "ORT_DISABLE_TELEMETRY", "1"
+    )  # before the import: from 1.29 on it sends statistics of its use
+    import onnxruntime
+
+    precision = config.exported["onnx"]["precision"]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4  # errors are raised, and not also printed
+    path = folder / GRAPHS[precision]
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's errors have no common class
+        raise OSError(f"{path} cannot be opened: {' '.join(str(error).split()):.300}") from error
+
+    def run(values: dict[str, np.ndarray], with_states: bool) -> tuple:
+        names = ["logits", "last_hidden_state"] if with_states else ["logits"]
+        return (*session.run(names, values), None)[:2]
+
+    return (one_by_one(run) if precision == "int8" else run), [value.name for value in session.get_inputs()]
+
+
+def one_by_one(run: Callable[[dict[str, np.ndarray], bool], tuple]):
+    """A function that runs a graph on one row after the other without their padding, where the outputs are 0."""
+
+    def run_rows(values: dict[str, np.ndarray], with_states: bool) -> tuple:
+        mask = values["attention_mask"] != 0  # (B, S)
+        found: list = [None, None]
+        for row in np.flatnonzero(mask.any(1)):
+            real = mask[row]
+            one = {name: of[row : row + 1] if of.ndim == 1 else of[row : row + 1, real] for name, of in values.items()}
+            for i, output in enumerate(run(one, with_states)):
+                if output is not None:
+                    if found[i] is None:
+                        found[i] = np.zeros((*mask.shape, output.shape[-1]), dtype=output.dtype)
+                    found[i][row, real] = output[0]
+        return tuple(found)
+
+    return run_rows
 
 
 @lru_cache(maxsize=1)

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .titles import MAX_TITLE_LENGTH, title_masks, title_overlaps, truncate_titles
+from .titles import MAX_TITLE_LENGTH, title_masks, truncate_titles
 
-ON_LONG = ("window", "error", "truncate")
 FAR = np.iinfo(np.int64).max  # the distance from an edge at which the document continues, where neither edge is one
 NO_LIMIT = 1_000_000  # model_max_length of tokenizers without a limit is about 1e30
 
@@ -50,8 +49,6 @@ def encode_windows(
     *,
     max_length: int | None = None,
     overlap: int | None = None,
-    on_long: str = "window",
-    first: int = 0,
     titles: Sequence[str | None] | None = None,
     max_title_length: int = MAX_TITLE_LENGTH,
 ) -> list[Window]:
@@ -62,60 +59,39 @@ def encode_windows(
         word_spans: for each document, the (start, end) of its words, in order.
         tokenizer: a fast tokenizer.
         max_length: sub-tokens per window, including special tokens; by default the tokenizer's `model_max_length`.
-        overlap: sub-tokens that neighbouring windows share; by default a quarter of `max_length`, or less if a title
-            leaves less room.
-        on_long: what to do with a document that needs more than one window: `"window"`, `"error"` or `"truncate"`.
-        first: the index of the first text, for error messages.
+        overlap: sub-tokens that neighbouring windows share; by default a quarter of `max_length`.
         titles: titles that are read as meta-text, one per document: each window is the pair of the whole title and a part
             of the text. `None` or blank for a document without a title, whose windows contain its text only.
-        max_title_length: sub-tokens of a title; longer titles are truncated, with a warning.
+        max_title_length: sub-tokens of a title, at most a quarter of a window; longer titles are truncated, with a warning.
 
     Raises:
-        ValueError: for a slow tokenizer, a tokenizer without a limit, an overlap or a title that leaves no room, a long
-            document with `on_long="error"`, and if the numbers of titles and texts differ.
+        ValueError: for a slow tokenizer, a tokenizer without a limit, and an overlap that leaves no room.
     """
-    fixed = overlap is not None
-    max_length, overlap = check_window(tokenizer, max_length, overlap, on_long)
-    if titles is not None and len(titles) != len(texts):
-        raise ValueError(
-            f"There are {len(titles)} titles for {len(texts)} texts. Pass one per text, None for a text without a title."
-        )
+    masked = titles is not None
+    max_title_length = min(max_title_length, (max_length or tokenizer.model_max_length) // 4)
+    max_length, overlap = check_window(tokenizer, max_length, overlap, max_title_length if masked else 0)
     if not texts:
         return []
     texts = [text if text.isascii() else replace_surrogates(text) for text in texts]
-    overlaps, masked = [overlap] * len(texts), titles is not None
-    if not masked:
-        titles = [""] * len(texts)
-    else:
-        titles, lengths = truncate_titles(
-            [title and replace_surrogates(title) for title in titles], tokenizer, max_title_length
-        )
-        overlaps = title_overlaps(lengths, tokenizer, max_length, overlap, fixed=fixed, first=first)
+    titles = [replace_surrogates(title or "") for title in titles or [""] * len(texts)]
+    if masked:
+        titles, _ = truncate_titles(titles, tokenizer, max_title_length)
     spans = [np.array(of_document, dtype=np.int64).reshape(-1, 2) for of_document in word_spans]
     for text, of_document in zip(texts, spans, strict=True):
         if ".net" in text.lower():  # a model labels the N of ".NET"
             of_document[:, 0] += [end - start > 1 and text[start] == "." for start, end in of_document]
-    # one call of the tokenizer takes either pairs or texts, and one overlap
-    calls, windows = defaultdict(list), defaultdict(list)
-    for document, (title, shared) in enumerate(zip(titles, overlaps, strict=True)):
-        calls[bool(title), shared].append(document)
-    for (paired, shared), documents in calls.items():
+    windows = defaultdict(list)
+    for paired in (False, True):  # one call of the tokenizer takes either pairs or texts
+        documents = [document for document, title in enumerate(titles) if bool(title) == paired]
         sides = [[side[document] for document in documents] for side in ((titles, texts) if paired else (texts,))]
-        encoded = _tokenize(tokenizer, sides, max_length, shared)
+        encoded = _tokenize(tokenizer, sides, max_length, overlap) if documents else {"overflow_to_sample_mapping": ()}
         sources = encoded.pop("overflow_to_sample_mapping")
         for row, source in enumerate(sources):
             document = documents[source]
             is_first, is_last = source not in sources[row - 1 : row], source not in sources[row + 1 : row + 2]
-            if is_first and not is_last and on_long == "error":
-                with_title = " and a title" if paired else ""
-                raise ValueError(
-                    f"Document {first + document} ({len(texts[document])} characters{with_title}) is longer than {max_length} "
-                    "sub-tokens. Use on_long='window' for overlapping windows, or on_long='truncate'."
-                )
-            if is_first or on_long != "truncate":
-                number = len(windows[document])
-                window = _window(encoded, row, document, number, spans[document], is_first, is_last, paired, masked)
-                windows[document].append(window)
+            number = len(windows[document])
+            window = _window(encoded, row, document, number, spans[document], is_first, is_last, paired, masked)
+            windows[document].append(window)
     return [window for document in range(len(texts)) for window in windows[document]]
 
 
@@ -265,42 +241,28 @@ class WordProbabilities:
             classes[w] = classes[w - 1]
         return classes
 
-    def is_read(self, number: int) -> np.ndarray:
-        """Whether each word is in a window, `(W,)`; with truncation the words after the first window are not."""
-        read = self._distance[number] >= 0
-        read[sorted(self._joined[number])] = True
-        return read
-
     def _continuations(self, number: int) -> list[int]:
         """Words that begin at no sub-token in any window, but share one with the previous word."""
         return [w for w in sorted(self._joined[number]) if self._distance[number][w] < 0]
 
 
-def check_window(tokenizer, max_length: int | None, overlap: int | None, on_long: str) -> tuple[int, int]:
-    """Returns `max_length` and `overlap` with their defaults filled in; raises a `ValueError` for values that cannot work."""
-    if on_long not in ON_LONG:
-        raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
+def check_window(tokenizer, max_length: int | None, overlap: int | None, title_length: int) -> tuple[int, int]:
+    """Returns `max_length` and `overlap` with their defaults filled in. Raises a `ValueError` for values that cannot work.
+
+    Args:
+        title_length: sub-tokens of the longest title that is part of each window, 0 without titles.
+    """
     if not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} is a slow tokenizer, which does not return offsets. "
-            "Use a fast one: AutoTokenizer.from_pretrained(name), or PreTrainedTokenizerFast for a tokenizer.json."
-        )
-    if max_length is None:
-        max_length = tokenizer.model_max_length
-        if max_length > NO_LIMIT:
-            raise ValueError(
-                "The tokenizer has no model_max_length, so the length of a window is unknown. Pass max_length=512, or set "
-                "tokenizer.model_max_length."
-            )
-    room = max_length - tokenizer.num_special_tokens_to_add()
-    if room < 1:
-        raise ValueError(f"max_length={max_length} leaves no room for text besides the tokenizer's special tokens.")
-    if overlap is None:
-        overlap = min(max_length // 4, room - 1)
+        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer, which does not return offsets.")
+    max_length = max_length or tokenizer.model_max_length
+    if max_length > NO_LIMIT:
+        raise ValueError("The tokenizer has no model_max_length. Pass max_length, such as 512.")
+    pair = {"pair": True} if title_length else {}
+    room = max_length - title_length - tokenizer.num_special_tokens_to_add(**pair)
+    overlap = min(max_length // 4, room - 1) if overlap is None else overlap
     if not 0 <= overlap < room:
         raise ValueError(
-            f"overlap={overlap} is too large for windows of max_length={max_length}. "
-            f"Use 0 to {room - 1}; a quarter of max_length is a good choice."
+            f"overlap={overlap} does not fit into windows of max_length={max_length}, which have room for {room}."
         )
     return max_length, overlap
 
