@@ -114,7 +114,7 @@ $(LINT): constraints.txt
 	touch $(LINT)
 
 $(READY): $(DEMO)
-	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,merge,cluster,summaries,definitions,parquet,ray,spacy,serve,app,test,test-all]'
+	$(PIP) -c constraints.txt -e '.[train,offline,onnx,merge,cluster,summaries,definitions,parquet,ray,spacy,serve,app,test,test-all]'
 	touch $(READY)
 
 # SmolLM2 once, and what training has added to it

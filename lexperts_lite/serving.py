@@ -284,6 +284,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI):
         await asyncio.to_thread(extract, WARM_UP)
+        app.state.batcher = batcher
         app.state.reading = asyncio.create_task(batcher.run())
         yield
         app.state.reading.cancel()

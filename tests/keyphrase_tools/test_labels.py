@@ -169,20 +169,6 @@ def test_the_rows_of_a_long_document_label_every_word_at_its_first_piece(tiny_to
     assert rows["document"] == [0] * len(rows["labels"])
 
 
-def test_truncate_keeps_the_first_row_and_error_refuses(tiny_tokenizer):
-    text, keyphrases = long_document()
-    batch = {"text": ["graph", text, "cuts"], "keyphrases": [["graph"], keyphrases, ["cuts"]]}
-    all_rows, first_rows = (
-        tokenize_documents(batch, tiny_tokenizer),
-        tokenize_documents(batch, tiny_tokenizer, on_long="truncate"),
-    )
-    assert first_rows["document"] == [0, 1, 2]
-    firsts = [all_rows["document"].index(number) for number in range(3)]
-    assert first_rows["labels"] == [all_rows["labels"][row] for row in firsts]
-    with pytest.raises(ValueError, match="Document 1 .* is longer than 64 sub-tokens. "):
-        tokenize_documents(batch, tiny_tokenizer, on_long="error")
-
-
 def test_keyphrases_are_counted_on_a_documents_first_row_only(tiny_tokenizer):
     text, _ = long_document()
     batch = {"text": [text, "graph cuts", ""], "keyphrases": [["bxy q", "quantum", "cuts"], "graph;tensor;", []]}

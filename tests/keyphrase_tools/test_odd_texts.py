@@ -84,7 +84,7 @@ def test_any_text_is_a_candidate_or_refused_by_name(extract, text):
     try:
         (candidate,) = extract("b " + text, candidates=[text], language=None)
     except ValueError as error:
-        assert "has the empty phrase" in str(error) or "sub-tokens, but a window" in str(error)
+        assert "candidates=" in str(error)
     else:
         assert candidate["keyphrase"] == text
 

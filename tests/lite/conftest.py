@@ -5,14 +5,6 @@ import pytest
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.export import export_model
 
-from .processes import ROOT
-
-
-@pytest.fixture(scope="session")
-def lite():
-    """Where the package is."""
-    return ROOT
-
 
 @pytest.fixture(scope="session")
 def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
@@ -21,14 +13,8 @@ def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
 
     model = tiny_seke("bert", styles=["phrases", "tags"])
     model.classifier.weight.data *= 30
-    ranker = dict.fromkeys(NAMES_WITH_SHAPE, 0.0) | {
-        "bias": -1.0,
-        "gold": 1.0,
-        "span": 0.7,
-        "mentions": 0.5,
-        "noun_phrase": 0.2,
-    }
-    model.config.keyphrase_ranker = ranker
+    weights = {"bias": -1.0, "gold": 1.0, "span": 0.7, "mentions": 0.5, "noun_phrase": 0.2}
+    model.config.keyphrase_ranker = dict.fromkeys(NAMES_WITH_SHAPE, 0.0) | weights
     model.config.style_rankers = {"tags": model.config.keyphrase_ranker | {"one_word": 1.0}}
     model.config.keyphrase_temperature = 1.3
     size = model.config.hidden_size
@@ -52,5 +38,5 @@ def exported(folder):
 @pytest.fixture(scope="session")
 def exported_int8(folder):
     """The model as an ONNX graph in int8."""
-    export_model(str(folder / "model"), folder / "int8", precision="int8", max_loss=None)
+    export_model(str(folder / "model"), folder / "int8", precision="int8")
     return folder / "int8"
