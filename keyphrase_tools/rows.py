@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from lexperts_lite.clean_text import clean
+from lexperts_lite.clean import clean
 from lexperts_lite.words import join_title
 from run_tools.errors import UserError, short_repr
 from run_tools.rows import Row
