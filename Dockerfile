@@ -10,7 +10,7 @@ ENV PATH=/opt/lexperts/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHEC
 COPY constraints.txt ./
 RUN pip install --extra-index-url "$TORCH_INDEX" "$(grep '^torch==' constraints.txt)"
 COPY . .
-RUN pip install -c constraints.txt '.[serve]' \
+RUN pip install -c constraints.txt ./lite '.[serve]' \
     && pip install --no-deps ./models/seke-minilm
 
 FROM python:3.11-slim

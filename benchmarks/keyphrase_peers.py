@@ -36,7 +36,7 @@ from tqdm import tqdm
 from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.metrics import keyphrase_f1_by_document
 from keyphrase_tools.rows import full_text
-from keyphrase_tools.words import normalise, split_words
+from lexperts_lite.words import normalise, split_words
 from run_tools.rows import read_jsonl
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from keyphrase_tools.ranking import rank_phrases
-from keyphrase_tools.words import split_words
+from lexperts_lite.ranking import rank_phrases
+from lexperts_lite.words import split_words
 from modeling_exhird.decoder_exhird import EPS, gru_cell
 
 PADDED = 256  # sub-tokens of a document

@@ -26,7 +26,7 @@ def main(argv=None) -> None:
     args = parser.parse_args(argv)
 
     ray.init(address=args.address, ignore_reinit_error=True)
-    options = {"model": args.model, "title_column": "title", "columns": ["id"], "top_k": 10}
+    options = {"model": args.model, "title_column": "title", "top_k": 10}
     documents = ray.data.read_parquet(args.source, columns=["id", "title", "text"])
     keyphrases = documents.map_batches(
         KeyphraseExtractor,
@@ -37,7 +37,7 @@ def main(argv=None) -> None:
         num_cpus=1,
         num_gpus=args.gpus_per_worker,
     )
-    keyphrases.write_parquet(args.output)
+    keyphrases.drop_columns(["title", "text"]).write_parquet(args.output)
 
 
 if __name__ == "__main__":

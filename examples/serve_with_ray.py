@@ -19,7 +19,7 @@ def deployment(model: str | None = None, replicas: int = 1, gpus: float = 0, max
         from transformers import pipeline
 
         import lexperts  # noqa: F401  (registers the pipeline)
-        from keyphrase_tools.serving import create_app
+        from lexperts_lite.serving import create_app
 
         return create_app(pipeline("keyphrase-extraction", model=model), max_queue=max_queue)
 

@@ -7,20 +7,17 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from transformers import AutoModelForTokenClassification
-from transformers.pipelines import PIPELINE_REGISTRY
 
 import modeling_hypernet  # noqa: F401
 import modeling_seke  # noqa: F401  (so that one import is enough to open a checkpoint)
 from run_tools.loading import register_pipeline
 from run_tools.versions import __version__ as __version__
 
-from .keyphrase_model import KeyphraseModel
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 
 TASK = "keyphrase-extraction"
 register_pipeline(TASK, pipeline_class=KeyphraseExtractionPipeline, pt_model=AutoModelForTokenClassification)
-# saved checkpoints record the class above, which transformers has
-PIPELINE_REGISTRY.supported_tasks[TASK] = PIPELINE_REGISTRY.supported_tasks[TASK] | {"pt": (KeyphraseModel,)}
+del KeyphraseExtractionPipeline._registered_impl  # by which transformers would save its code with each model
 
 __all__ = ["KeyphraseExtractionPipeline"]
 

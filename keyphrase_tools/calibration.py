@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .call_options import UNSET
-from .decoding import apply_temperature
+from lexperts_lite.call_options import UNSET
+from lexperts_lite.decoding import apply_temperature
+from lexperts_lite.words import normalise, stem_phrase
+
 from .evaluation import gold_phrases
-from .words import normalise, stem_phrase
 
 TEMPERATURE_RANGE = (0.05, 20.0)  # the range that is searched
 CONFIDENT = 0.7  # scores above it are counted

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import numpy as np
 
+from lexperts_lite.call_options import UNSET
+from lexperts_lite.clean import clean
+from lexperts_lite.decoding import read_labels, tag_spans, word_tags
+from lexperts_lite.ranking import rank_phrases
+from lexperts_lite.reader import warn_if_all_outside
+from lexperts_lite.titles import MAX_TITLE_LENGTH
+from lexperts_lite.windows import WordProbabilities, encode_windows
+from lexperts_lite.words import check_language, join_title, normalise, split_words
 from run_tools.errors import UserError
 
-from .call_options import UNSET
-from .clean_text import clean
-from .decoding import read_labels, tag_spans, word_tags
 from .labels import label_windows, present_keyphrases, tag_words
 from .metrics import check_cuts, check_gold, keyphrase_f1
 from .phrase_lists import read_labelled, read_phrases, read_predictions
-from .ranking import rank_phrases
-from .reader import warn_if_all_outside
 from .rows import full_text
-from .titles import MAX_TITLE_LENGTH
-from .windows import WordProbabilities, encode_windows
-from .words import check_language, join_title, normalise, split_words
 
 THRESHOLDS = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 

@@ -3,21 +3,21 @@
 There are two sets of rules. "lexperts": a keyphrase occurs wherever its words, in the normal form and Porter-stemmed, are adjacent
 and in one unit of layout (see `words.normal_form` and `layout`). The longest match is labelled first, then the leftmost; a match that
 overlaps a labelled word is skipped, so the order of the keyphrases does not matter. What decoding never returns is not labelled: a
-phrase with punctuation, and a match that begins or ends inside a term (see `terms`). "seke": the reference's preprocessing with its
+phrase with punctuation, and a match that begins or ends inside a term (see `layout`). "seke": the reference's preprocessing with its
 quirks (a match on the last word is missed, later matches overwrite earlier ones, an empty keyphrase counts as present).
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from .clean_text import clean
-from .decoding import B, I, O, is_phrase, tag_spans
-from .layout import in_one_unit, unit_numbers
+from lexperts_lite.clean import clean
+from lexperts_lite.decoding import B, I, O, tag_spans
+from lexperts_lite.layout import continued_words, in_one_unit, is_whole, unit_numbers
+from lexperts_lite.titles import MAX_TITLE_LENGTH
+from lexperts_lite.windows import Window, encode_windows
+from lexperts_lite.words import is_phrase, join_title, split_phrase, split_words, stem
+
 from .phrase_lists import read_phrases
-from .terms import continued_words, is_whole
-from .titles import MAX_TITLE_LENGTH
-from .windows import Window, encode_windows
-from .words import join_title, split_phrase, split_words, stem
 
 RULES = ("lexperts", "seke")
 TITLE_AS = ("text", "meta", "both")
@@ -114,7 +114,6 @@ def tokenize_documents(
     keyphrases_column: str = "keyphrases",
     max_length: int | None = None,
     overlap: int | None = None,
-    on_long: str = "window",
     rules: str = "lexperts",
     title_as: str = "text",
     max_title_length: int = MAX_TITLE_LENGTH,
@@ -124,12 +123,11 @@ def tokenize_documents(
 
     Args:
         batch: columns of texts, of keyphrases (in the forms of `phrase_lists.read_phrases`) and optionally of titles. A text may
-            be a list of words. Texts and titles are cleaned as in the pipeline, see `clean_text`.
+            be a list of words. Texts and titles are cleaned as in the pipeline, see `lexperts_lite.clean`.
         tokenizer: a fast tokenizer.
         text_column, title_column, keyphrases_column: column names; `title_column=None` ignores titles.
         max_length: sub-tokens per row, including special tokens; by default the tokenizer's `model_max_length`.
         overlap: sub-tokens that neighbouring rows of a long document share; by default a quarter of a row.
-        on_long: `"window"` splits a long document into several rows, `"truncate"` keeps the first one, `"error"` raises.
         rules: how keyphrases are matched to the text, `"lexperts"` or `"seke"`.
         title_as: `"text"` joins titles to the texts (see `join_title`); `"meta"` passes them as meta-text, and only the texts
             are labelled; `"both"` does both, for models with `title_in_main`.
@@ -174,7 +172,6 @@ def tokenize_documents(
         tokenizer,
         max_length=max_length,
         overlap=overlap,
-        on_long=on_long,
         titles=None if title_as == "text" else titles,
         max_title_length=max_title_length,
     )

@@ -1,24 +1,37 @@
-"""Opens the keyphrase pipeline by the options --model, --device and --dtype."""
+"""Opens what extracts keyphrases by the options --model, --device and --dtype: on PyTorch, or an exported graph on onnxruntime."""
+
+import os
+from pathlib import Path
+
+from run_tools.errors import UserError
+from run_tools.packaged import locate_model
 
 
 def open_extractor(model: str | None = None, *, device: str | None = None, dtype: str = "float32", **options):
-    """The keyphrase pipeline of a model.
+    """The keyphrase pipeline of a model, or a `lexperts_lite.KeyphraseExtractor` of a folder with a graph and no weights.
 
     Args:
-        model: folder or Hub id of a token classifier, or default (if there is none) or tiny.
+        model: folder or Hub id of a token classifier, a folder that `export_model` wrote, or default (if there is none) or tiny.
         device: such as "cuda:0"; by default the pipeline chooses.
         dtype: the name of a data type, such as "bfloat16".
-        options: of `pipeline`, such as `backend` and `trust_remote_code`.
+        options: of `pipeline`, such as `trust_remote_code`.
 
     Raises:
         OSError: if the model cannot be opened.
         ValueError: for a device or data type that is not available.
     """
+    name = locate_model(model)
+    if Path(name, "onnx").is_dir() and not any(Path(name).glob("*.safetensors")):
+        if device not in (None, "cpu") or dtype != "float32":
+            raise UserError(
+                f"device={device!r}, dtype={dtype!r}: a graph runs on the CPU, in the precision of its export."
+            )
+        from lexperts_lite import KeyphraseExtractor
+
+        return KeyphraseExtractor(name, num_threads=int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
     import torch
 
     from run_tools.loading import open_pipeline
-    from run_tools.packaged import locate_model
 
-    model = locate_model(model)
     options |= {"dtype": dtype} | ({} if device is None else {"device": torch.device(device)})
-    return open_pipeline("keyphrase-extraction", model, **options)
+    return open_pipeline("keyphrase-extraction", name, **options)

@@ -20,9 +20,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from lexperts_lite.words import check_language, stem, stem_phrase
 from run_tools.errors import short_repr
-
-from .words import check_language, stem, stem_phrase
 
 PhraseList = Sequence[str] | str
 Cut = int | str

@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from .batches import Block
-from .call_options import UNSET, check_batch_size
-from .dataframes import tabulate
-from .decoding import O, read_labels
-from .devices import to_device, to_host
-from .exported_model import ExportedModel
+from lexperts_lite.batches import Block
+from lexperts_lite.call_options import check_batch_size
+from lexperts_lite.decoding import O, read_labels
+from lexperts_lite.ranking import read_rankers, read_word_classes
+from lexperts_lite.reader import KeyphraseReader
+from lexperts_lite.windows import Window
+
 from .pipeline_base import TextPipeline
-from .ranking import read_rankers
-from .reader import KeyphraseReader
 from .token_classifiers import known_limit, last_states, unwrap_model, without_hooks
-from .windows import Window
-from .word_classes import read_word_classes
 
 
 class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
@@ -36,17 +33,17 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
     `config.title_in_main` from the joined text. In all cases `start` and `end` are offsets in the user's own string, the one
     named by `field`.
 
-    Texts are cleaned first (see `clean_text`): words hyphenated at a line end are joined, soft hyphens are removed, and HTML
-    entities are decoded. Offsets are those of the original text.
+    Texts are cleaned first (see `lexperts_lite.clean`): words hyphenated at a line end are joined, soft hyphens are removed, and HTML
+    entities are decoded. Offsets are those of the original text. Documents beyond the model's limit are read in overlapping windows;
+    a word's label is that of the window in which it is furthest from an edge.
 
     All options may be given to `pipeline(...)`, as defaults of this pipeline, and to each call. `None` in a call means the
     default that is named here, also where the pipeline has another.
 
     Args:
-        inputs: a document, a list of documents, or any other iterable of them (a generator, a `datasets` column, a PyTorch
-            data set), which is read lazily; also a pandas Series, a DataFrame or a data set with columns `text` and optionally `title`. A
-            document is a text or a mapping `{"title": ..., "text": ...}`, whose title may be missing or
-            `None`. With `is_split_into_words=True` a text is a list of words; a title is always a string.
+        inputs: a document, a list of documents, or any other iterable of them (a generator, a column of `datasets` or pandas, a
+            PyTorch data set), which is read lazily. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may
+            be missing or `None`.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
         min_score (`float`): leave out keyphrases with a lower score. By default a model with `config.keyphrase_ranker` returns as
             many as give the highest expected F1, and other models all.
@@ -56,10 +53,7 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
             reaches the threshold. A model with a ranker ranks by all evidence of the document instead (see `ranking`), unless a
             threshold is given. Without a threshold the model's `decode` chooses the labels (such as the
             best path of a CRF), or if it has none, the most likely labels are used.
-        candidates: phrases to score, whether or not the model would extract them: a list for all documents, a mapping from
-            names to lists of synonyms, or a list of such lists or mappings, one per document. See `candidates.Candidates`.
-        match_case (default `"auto"`): whether candidates differ by case; `"auto"` for those of up to four letters that are all
-            capitals, so that "IT" does not match "it".
+        candidates (`list[str]`): phrases to score, whether or not the model would extract them; see `candidates.Candidates`.
         diversity (`float`, default 0): chooses the `top_k` by maximal marginal relevance on the model's hidden states, from 0
             (by score only) to 1, among the keyphrases that would be returned without `top_k`. See `diversity.diversify`.
         nested (`bool`, default `True`): whether a keyphrase may be inside another ("webhook" and "webhook endpoint"); with
@@ -68,37 +62,29 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
             `words.LANGUAGES`, or `None` for no stemming.
         batch_size (`int`, default 8, on a GPU 64): windows per batch. Documents are sorted by length first. A batch of shorter windows
             has more rows, as many as fit into the memory of `batch_size` of the longest, at most four times as many.
-        on_long (default `"window"`): documents beyond the model's limit are read in overlapping windows, and a word's label
-            is taken from the window in which it is furthest from an edge; `"error"` raises, `"truncate"` reads only the
-            beginning. A title that is meta-text is part of each window.
         overlap (`int`, default a quarter of a window): sub-tokens that neighbouring windows share.
         max_length (`int`, default the model's limit): sub-tokens per window. A model with relative positions and a tokenizer
             without `model_max_length` have no limit; the default is then 512.
-        max_title_length (`int`, default 64): sub-tokens of a title that is meta-text; longer titles are truncated, with a
-            warning.
-        is_split_into_words (`bool`, default `False`): texts are lists of words, which are not cleaned; offsets refer to
-            `" ".join(words)`.
-        backend (`"onnx"` or `"openvino"`): of a model that was exported to both; see `export.export_model`.
+        max_title_length (`int`, default 64): sub-tokens of a title that is meta-text, at most a quarter of a window; longer titles
+            are truncated, with a warning.
 
     Returns:
         For each document a list, best first, of `{"keyphrase", "score", "start", "end", "mentions"}`. The `mentions`
         (`{"start", "end", "score"}`) are all occurrences with equal stems; `keyphrase`, `start` and `end` are those of the
-        first, or of the first without a possessive 's. If the document has a title, a keyphrase and each of its mentions also have `"field"`, `"title"` or `"text"`.
-        `document[field][start:end]` is the keyphrase, except that white space is a single blank in `keyphrase`, and for
-        what cleaning removes. With a ranker a score is the probability that the phrase is a keyphrase; otherwise it is the mean
-        probability of the words' labels. If the model has a temperature, `config.keyphrase_temperature`, it is applied to the
-        scores of its rankers, or if it has none, of its labels (see `calibration.calibrate`). The result is one such list for a
-        document, a list of them for a list, a Series or a DataFrame, and an iterator otherwise.
+        first, or of the first without a possessive 's. If the document has a title, a keyphrase and each of its mentions also have
+        `"field"`, `"title"` or `"text"`. `document[field][start:end]` is the keyphrase, except that white space is a single blank in
+        `keyphrase`, and for what cleaning removes. With a ranker a score is the probability that the phrase is a keyphrase;
+        otherwise it is the mean probability of the words' labels. If the model has a temperature, `config.keyphrase_temperature`, it
+        is applied to the scores of its rankers, or if it has none, of its labels (see `calibration.calibrate`). The result is one
+        such list for a document, a list of them for a list, and an iterator otherwise.
 
-        With `candidates` every candidate is returned, unless `top_k` or `min_score` is given. Its `keyphrase` is the name
-        that the user gave, and `mentions` are the occurrences of the name and its synonyms. Candidates without mentions
-        come last; their `score`, `start` and `end` are `None`, and they are left out by a `min_score` above 0. Scores of
-        candidates are always mean probabilities of labels.
+        With `candidates` every candidate is returned as the user wrote it, unless `top_k` or `min_score` is given; of those with
+        equal stems only the first. Candidates without mentions come last; their `score`, `start` and `end` are `None`, and they are
+        left out by a `min_score` above 0. Scores of candidates are always mean probabilities of labels.
 
     Raises:
         TypeError: for a document of another type or with other keys; the message gives its index.
-        ValueError: for an argument with an invalid value (see `call_options`), such as a candidate without words or longer than a
-            window.
+        ValueError: for an argument with an invalid value (see `call_options`), such as a candidate without words.
 
     Example:
 
@@ -109,15 +95,8 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
     ```
     """
 
-    def __init__(self, *args, backend: str | None = None, **kwargs):
+    def __init__(self, *args, **kwargs):
         kwargs.pop("local_files_only", None)  # transformers has used it, and passes it on
-        model = kwargs.get("model") or args[0]
-        if backend is not None and not isinstance(model, ExportedModel):
-            model = ExportedModel(model.config._name_or_path, **model.__dict__.get("exported_from", {}))
-        model.__dict__.pop("exported_from", None)  # a token, which is not to be pickled
-        if isinstance(model, ExportedModel):
-            model.open(backend)
-            args, kwargs = (), {"device": "cpu", **kwargs, "model": model}
         check_batch_size(kwargs.get("batch_size"))
         super().__init__(*args, **kwargs)
         self._tag_of_label = torch.tensor(read_labels(self.model.config.id2label))
@@ -135,17 +114,6 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
     def __getstate__(self) -> dict:
         return without_hooks(self.__dict__)
 
-    def to_dataframe(self, inputs, batch_size: int | None = UNSET, **kwargs):
-        """The keyphrases of documents as a pandas DataFrame, one row per keyphrase; see `dataframes.tabulate`.
-
-        Args:
-            inputs, batch_size, kwargs: as in a call of the pipeline.
-
-        Raises:
-            ImportError: without pandas.
-        """
-        return tabulate(self, inputs, batch_size=batch_size, **kwargs)
-
     def read_windows(self, block: Block, **options) -> Iterator[list[Window]]:
         """As in `KeyphraseReader`, with the model in its mode for prediction."""
         self.model.eval()
@@ -159,9 +127,10 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
         if self.device.type != "cpu":
             if self._pack_tokens is not None:
                 inputs["packed_tokens"] = self._pack_tokens(inputs["attention_mask"])
-            inputs = to_device(inputs, self.device)
+            inputs = {name: value.to(self.device, non_blocking=True) for name, value in inputs.items()}
         with self.device_placement(), torch.no_grad():
-            return to_host(self._forward(inputs, decode=decode, with_states=with_states, with_gates=with_gates))
+            outputs = self._forward(inputs, decode=decode, with_states=with_states, with_gates=with_gates)
+        return lambda: {name: value.cpu().numpy() for name, value in outputs.items()}
 
     def _forward(self, batch: dict, decode: bool = False, with_states: bool = False, with_gates: bool = False) -> dict:
         """`probabilities` `(n, S, 3)` of O, B and I in float32 for a padded batch. With `decode` also the `tags` `(n, S)` of a model

@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from lexperts_lite.clean import clean
+from lexperts_lite.words import join_title
 from run_tools.errors import UserError, short_repr
 from run_tools.rows import Row
-
-from .clean_text import clean
-from .words import join_title
 
 NAME_COLUMNS = "Set the names with --text-column, --title-column and --keyphrases-column."
 

@@ -5,8 +5,7 @@ import copy
 
 import torch
 
-from .reader import DEFAULT_WINDOW
-from .windows import NO_LIMIT
+from lexperts_lite.windows import NO_LIMIT
 
 POSITIONS = ("max_position_embeddings", "max_encoder_position_embeddings", "n_positions")  # fields of configurations
 HOOK = "output_capturing_hook"  # in the names of transformers' hooks
@@ -42,13 +41,10 @@ def is_capturing(hook) -> bool:
     return HOOK in getattr(hook, "__qualname__", "")
 
 
-def length_limit(tokenizer, model) -> int:
-    """The longest window that both the tokenizer and the model's positions allow; without a limit `DEFAULT_WINDOW`."""
-    return known_limit(tokenizer, model) or DEFAULT_WINDOW
-
-
 def known_limit(tokenizer, model) -> int | None:
-    """As `length_limit`; `None` for a model with relative positions, such as T5 and XLNet, and a tokenizer without a limit."""
+    """The longest window that both the tokenizer and the model's positions allow; `None` for a model with relative positions, such as
+    T5 and XLNet, and a tokenizer without a limit.
+    """
     config = model.config.get_text_config()
     values = [getattr(config, name, None) for name in POSITIONS]
     limits = [value for value in values if isinstance(value, int) and value > 0]

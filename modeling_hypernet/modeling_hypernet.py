@@ -18,6 +18,7 @@ from transformers.utils import can_return_tuple
 from .base_hypernet import HypernetModel, HypernetModelOutput, HypernetPreTrainedModel, at_least_float32
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf, allowed_transitions, outside_label_id
+from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from .segments_hypernet import pool
 from .word_starts_hypernet import WordStarts, WordStartsMixin
 
@@ -87,12 +88,11 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
     model_class = HypernetModel
     lora_task = "TOKEN_CLS"
     default_labels = ("O", "B-KEY", "I-KEY")
-    pipeline_requirements = ("nltk", "regex")
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
         """See `SelfContainedCheckpointMixin`."""
-        return {"keyphrase-extraction": "keyphrase_tools.pipeline_keyphrase_extraction.KeyphraseExtractionPipeline"}
+        return {"keyphrase-extraction": KeyphraseExtractionPipeline}
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)

@@ -3,7 +3,7 @@
 
 Letters: B rows, S tokens of a padded row, V size of the vocabulary.
 
-The words are those of `keyphrase_tools.words.split_words`, as far as ids determine them: runs of letters, digits and
+The words are those of `lexperts_lite.words.split_words`, as far as ids determine them: runs of letters, digits and
 marks, with apostrophes and decimal points inside ("Bayes's", "802.11"); any other visible character is a word, except
 hyphens and slashes. The ids of WordPiece and of whole words do not show spaces; there a space is assumed next to a comma
 ("1, 2") and next to an apostrophe, unless the ending of a contraction follows ("the 'graph cut'", but "don't"). In old BPE

@@ -29,6 +29,7 @@ from .layers_seke import (
     load_balancing_loss,
     router_z_loss,
 )
+from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from .saving_seke import SelfContainedCheckpointMixin, lexperts_tools
 
 # Options of from_backbone() that are fields of the configuration.
@@ -304,7 +305,6 @@ class SekeForTokenClassification(SekeModel):
         "call": 'run("Graph cuts solve energy minimisation problems.")',
     }
     lora_task = "TOKEN_CLS"
-    pipeline_requirements = ("nltk", "regex")
     _keys_to_ignore_on_load_unexpected = None
 
     def build_head(self, config: SekeConfig):
@@ -315,7 +315,7 @@ class SekeForTokenClassification(SekeModel):
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
         """See `SelfContainedCheckpointMixin`."""
-        return {"keyphrase-extraction": "keyphrase_tools.pipeline_keyphrase_extraction.KeyphraseExtractionPipeline"}
+        return {"keyphrase-extraction": KeyphraseExtractionPipeline}
 
     @can_return_tuple
     def forward(

@@ -18,17 +18,15 @@ class PaddedSeke(nn.Module):
 
     Args:
         model: the model, in evaluation mode.
-        reads_lengths: whether the runtime's bidirectional recurrent layer stops at each row's length. OpenVINO's reads on into the
-            padding; for it, each direction is a layer of its own and rows are reversed up to their length.
     """
 
-    def __init__(self, model, reads_lengths: bool = True):
+    def __init__(self, model):
         super().__init__()
         self.model = model
         self.inputs = ["input_ids", "attention_mask"]
         self.inputs += ["token_type_ids"] * model._takes_token_type_ids + ["style_ids"] * bool(model.config.styles)
         self.experts = None if model.moe is None else DenseExperts(model.moe.experts)
-        self.recurrent = None if model.rnn is None else OnnxRecurrent(model.rnn.recurrent, reads_lengths)
+        self.recurrent = None if model.rnn is None else OnnxRecurrent(model.rnn.recurrent)
 
     def forward(self, input_ids, attention_mask, *others):
         """Runs the model.
@@ -108,12 +106,11 @@ class OnnxRecurrent(nn.Module):
 
     Args:
         recurrent: a bidirectional `nn.LSTM` or `nn.GRU`.
-        reads_lengths: as in `PaddedSeke`.
     """
 
-    def __init__(self, recurrent: nn.LSTM | nn.GRU, reads_lengths: bool = True):
+    def __init__(self, recurrent: nn.LSTM | nn.GRU):
         super().__init__()
-        self.recurrent, self.reads_lengths = recurrent, reads_lengths
+        self.recurrent = recurrent
         self.operator = "LSTM" if isinstance(recurrent, nn.LSTM) else "GRU"
         self.hidden_size, self.num_layers = recurrent.hidden_size, recurrent.num_layers
         for layer in range(self.num_layers):
@@ -126,28 +123,19 @@ class OnnxRecurrent(nn.Module):
         if not torch.onnx.is_in_onnx_export():
             packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
             return pad_packed_sequence(self.recurrent(packed)[0], batch_first=True, total_length=x.shape[1])[0]
-        time = torch.arange(x.shape[1], device=x.device)
-        last = lengths[:, None] - 1
-        back = torch.where(time <= last, last - time, time)  # (B, S), a row reversed up to its length
         for layer in range(self.num_layers):
-            weights = [getattr(self, f"{name}{layer}") for name in "WRB"]
-            if self.reads_lengths:
-                x = self.run(x, weights, "bidirectional", lengths.to(torch.int32))
-            else:
-                forward = self.run(x, [w[:1] for w in weights], "forward")
-                backward = self.run(take_tokens(x, back), [w[1:] for w in weights], "forward")
-                x = torch.cat([forward, take_tokens(backward, back)], dim=-1)
+            x = self.run(x, [getattr(self, f"{name}{layer}") for name in "WRB"], lengths.to(torch.int32))
         return x
 
-    def run(self, x: torch.Tensor, weights: list[torch.Tensor], direction: str, *lengths: torch.Tensor) -> torch.Tensor:
-        """One layer of one or two directions, D: (B, S, in) -> (B, S, D d)."""
-        attributes: dict = {"hidden_size": self.hidden_size, "direction": direction}
+    def run(self, x: torch.Tensor, weights: list[torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:
+        """One layer of two directions: (B, S, in) -> (B, S, 2d)."""
+        attributes: dict = {"hidden_size": self.hidden_size, "direction": "bidirectional"}
         if self.operator == "GRU":
             attributes["linear_before_reset"] = 1  # as PyTorch defines it
-        shape = [x.shape[1], len(weights[0]), x.shape[0], self.hidden_size]
-        inputs = [x.transpose(0, 1), *weights, *lengths]
+        shape = [x.shape[1], 2, x.shape[0], self.hidden_size]
+        inputs = [x.transpose(0, 1), *weights, lengths]
         y = torch.onnx.ops.symbolic(self.operator, inputs, attributes, dtype=x.dtype, shape=shape, version=OPSET)
-        return y.permute(2, 0, 1, 3).flatten(2)  # from (S, D, B, d)
+        return y.permute(2, 0, 1, 3).flatten(2)  # from (S, 2, B, d)
 
 
 def onnx_weights(w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor) -> tuple:

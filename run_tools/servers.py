@@ -3,14 +3,14 @@
 import socket
 from contextlib import suppress
 
-OPTIONS = {  # default and help; those after the port are limits of `keyphrase_tools.serving.create_app`
+OPTIONS = {  # default and help; those after the port are limits of `lexperts_lite.serving.create_app`
     "host": ("127.0.0.1", "Address to listen on; 0.0.0.0 for all."),
     "port": (8000, "Port to listen on; 0 for any free one."),
     "batch_size": (16, "Documents per batch."),
     "max_wait_ms": (5.0, "How long an idle server waits to fill a batch."),
     "max_queue": (128, "Documents that may wait; requests beyond that get status 503."),
-    "max_tokens": (50_000, "Maximum number of sub-tokens in a request."),
-    "max_candidates": (20_000, "Maximum of a request's candidates, with synonyms, times its documents."),
+    "max_characters": (250_000, "Maximum number of characters in a request's documents."),
+    "max_candidates": (20_000, "Maximum of a request's candidates, times its documents."),
     "max_body_bytes": (1_000_000, "Maximum size of a request."),
 }
 

@@ -147,7 +147,7 @@ def test_counts_of_documents_give_the_f1_of_all_and_paired_intervals(benchmark_m
 
 
 def test_verdicts_are_on_phrases_of_their_texts(benchmark_module):
-    from keyphrase_tools.words import normalise, split_words
+    from lexperts_lite.words import normalise, split_words
 
     texts, verdicts = benchmark_module("forty_texts").read_texts()
     words = {

@@ -37,7 +37,7 @@ PREFIXES = (
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXTS["README.md"]
 SHORTCUTS = {"keyphrases": ["lexperts", "keyphrases"], "merge-experts": ["lexperts", "merge"]}
-PACKAGES = "keyphrase_tools|merge_tools|lexperts|modeling_[a-z]+"
+PACKAGES = "keyphrase_tools|merge_tools|lexperts_lite|lexperts|modeling_[a-z]+"
 TINY = {  # a checkpoint that the README assumes -> a tiny one
     "runs/quickstart/seke-minilm": ("keyphrase-extraction", "SekeForTokenClassification"),
     "runs/hypernet-minilm": ("keyphrase-extraction", "HypernetForTokenClassification"),
@@ -284,10 +284,10 @@ def run(code: str) -> dict:
 
 def test_keyphrases_are_extracted_by_the_lines_of_the_pages(checkpoints, monkeypatch, capsys):
     monkeypatch.chdir(checkpoints)
-    run(block_of("keyphrases.md", "is_split_into_words"))
-    one, several, *of_each, titled, words = map(ast.literal_eval, capsys.readouterr().out.splitlines())
+    run(block_of("keyphrases.md", "a title: each keyphrase"))
+    one, several, *of_each, titled = map(ast.literal_eval, capsys.readouterr().out.splitlines())
     assert one and [phrases[0] for phrases in several[:1]] == one[:1] and len(several) == len(of_each) == 2
-    assert all(phrase["field"] in ("title", "text") for phrase in titled) and titled and words
+    assert all(phrase["field"] in ("title", "text") for phrase in titled) and titled
     assert run(block_of("README.md", "# on tidal power"))["phrase"]["mentions"]
 
 

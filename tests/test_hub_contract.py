@@ -33,8 +33,9 @@ pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIRS = [{"title": t, "text": x} for t, x in zip(DOCUMENTS["title"], DOCUMENTS["text"], strict=True)]
-EXTRACT = {"keyphrase-extraction": (TEXT, {"top_k": None}), "token-classification": (TEXT, {})}
-TITLED = {"keyphrase-extraction": ({"title": "the graph cut", "text": TEXT}, {"top_k": None})}
+TAG = {"token-classification": (TEXT, {})}
+EXTRACT = TAG | {"keyphrase-extraction": (TEXT, {"top_k": None})}
+TITLED = TAG | {"keyphrase-extraction": ({"title": "the graph cut", "text": TEXT}, {"top_k": None})}
 CLASSIFY = {"text-classification": ({"text": "the graph cut", "text_pair": TEXT}, {})}
 QUESTION = {"question": "is the network", "context": TEXT}
 ASK = {"extractive-qa": (QUESTION, {"handle_impossible_answer": True, "top_k": 5})}
@@ -132,7 +133,7 @@ def checkpoints(make, tmp_path_factory):
     for number, (name, (auto, tasks)) in enumerate(CASES.items()):
         model, tokenizer = make(name)
         savers = (
-            [pipeline(next(iter(tasks)), model=model, tokenizer=tokenizer)] if number % 2 == 0 else [model, tokenizer]
+            [pipeline(list(tasks)[-1], model=model, tokenizer=tokenizer)] if number % 2 == 0 else [model, tokenizer]
         )
         for saver in savers:
             saver.save_pretrained(folder / name)
@@ -198,7 +199,10 @@ def rounded(value):
 
 
 def check_same(entry, expected):
-    assert rounded(entry["results"]) == rounded(expected["results"]) and entry["digest"] == expected["digest"]
+    """Without the project, a pipeline that does not travel says what it needs."""
+    found = {task: value for task, value in entry["results"].items() if "pip install lexperts" not in str(value)}
+    assert rounded(found) == rounded({task: expected["results"][task] for task in found}) and found
+    assert entry["digest"] == expected["digest"]
     assert entry.get("datasets") == expected.get("datasets")
 
 
@@ -220,7 +224,7 @@ def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
         *files,
     }
     assert required | {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
-    assert code <= own | files | {file for file in code if (ROOT / "keyphrase_tools" / file).exists()}
+    assert code <= own | files
     for file in code:  # what is imported is there
         imported = re.findall(r"^\s*from \.(\w+) import", (folder / file).read_text(encoding="utf-8"), re.M)
         assert {f"{module}.py" for module in imported} <= names, file
@@ -305,6 +309,8 @@ def test_without_the_project_the_checkpoints_own_code_runs(name, checkpoints, hu
     entry, expected = hub.opened[name], checkpoints[1][name]
     check_same(entry, expected)
     assert entry["refused"]  # without trust_remote_code
+    needs = {task for task, value in entry["results"].items() if "pip install lexperts" in str(value)}
+    assert needs == {"keyphrase-extraction"} & set(CASES[name][1])
     for part in ("model", "auto", "config", "pipeline", "tokenizer"):
         stock = expected["modules"][part].startswith("transformers.")
         assert stock or entry["modules"][part].startswith("transformers_modules."), part

@@ -7,7 +7,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 import lexperts  # noqa: F401  registers the pipelines
 import merge_tools
-from keyphrase_tools.call_options import OPTIONS
+from lexperts_lite.call_options import OPTIONS
 
 from .test_docs import TEXTS, blocks_of
 

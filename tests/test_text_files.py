@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("keyphrase_tools", "lexperts", "merge_tools", "run_tools", "examples", "benchmarks", "modeling_*")
+FOLDERS = (
+    "keyphrase_tools",
+    "lexperts",
+    "lexperts_lite",
+    "merge_tools",
+    "run_tools",
+    "examples",
+    "benchmarks",
+    "modeling_*",
+)
 BEFORE_ENCODING = {"read_text": 0, "write_text": 1, "open": 1}  # arguments
 
 

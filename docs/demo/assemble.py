@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -69,34 +68,28 @@ def fetch_packages(lock: dict, version: str, folder: Path) -> None:
         path.write_bytes(data)
 
 
-def write_modules(package: Path, lib: Path) -> None:
-    """Writes lexperts_lite.zip, the modules of the built package with NLTK's stemmer, and the folder of its model."""
+def write_modules(lib: Path) -> None:
+    """Writes lexperts_lite.zip, the modules of the distribution with NLTK's stemmer, and the folder of its model."""
     import nltk
 
-    shutil.copytree(package / "model", lib / "model", dirs_exist_ok=True)
+    shutil.copytree(ROOT / "lexperts_lite" / "model", lib / "model", dirs_exist_ok=True)
     stemmer = Path(nltk.__file__).parent
     with zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for module in sorted(package.rglob("*.py")):
-            archive.write(module, f"lexperts_lite/{module.relative_to(package).as_posix()}")
+        for module in sorted(
+            path for package in ("lexperts_lite", "run_tools") for path in (ROOT / package).glob("*.py")
+        ):
+            archive.write(module, module.relative_to(ROOT).as_posix())
         for name in ("__init__.py", "stem/__init__.py"):
             archive.writestr(f"nltk/{name}", "")
         for name in STEMMER:
             archive.write(stemmer / name, f"nltk/{name}")
 
 
-def build_package(folder: str) -> Path:
-    """Builds lexperts-lite in a folder, without what an earlier build has left; returns the package."""
-    build = ["build", "--build-base", f"{folder}/base", "--build-lib", f"{folder}/lib"]
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, *build]
-    subprocess.run(command, cwd=ROOT / "lite", check=True, stdout=subprocess.DEVNULL)
-    return Path(folder) / "lib" / "lexperts_lite"
-
-
-def example(package: Path, size: int) -> str:
+def example(size: int) -> str:
     """The demo's first text with its keyphrases, as JSON, which the page shows before it loads `size` bytes."""
     text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
     code = "import json, sys; from lexperts_lite import extract_keyphrases; print(json.dumps(extract_keyphrases(sys.argv[1])))"
-    command, environment = [sys.executable, "-c", code, text], os.environ | {"PYTHONPATH": str(package.parent)}
+    command, environment = [sys.executable, "-c", code, text], os.environ | {"PYTHONPATH": str(ROOT)}
     found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return json.dumps({"text": text, "phrases": json.loads(found.stdout), "bytes": size}, ensure_ascii=False)
 
@@ -123,12 +116,10 @@ def main() -> None:
     lib, npm = output / "lib", output.with_name("demo-npm")
     lib.mkdir(parents=True, exist_ok=True)
     install_libraries(npm, lib)
-    with tempfile.TemporaryDirectory() as folder:
-        package = build_package(folder)
-        write_modules(package, lib)
-        subprocess.run(["node", HERE / "snapshot.mjs", npm / "node_modules", lib], check=True)
-        size = sum(path.stat().st_size for path in lib.rglob("*") if path.is_file())
-        (output / "example.json").write_text(example(package, size), encoding="utf-8")
+    write_modules(lib)
+    subprocess.run(["node", HERE / "snapshot.mjs", npm / "node_modules", lib], check=True)
+    size = sum(path.stat().st_size for path in lib.rglob("*") if path.is_file())
+    (output / "example.json").write_text(example(size), encoding="utf-8")
     print(f"{output}: {size / 1e6:.1f} MB")
 
 

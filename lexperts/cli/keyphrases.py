@@ -67,7 +67,6 @@ def extract(
     """
     rows = file_options.open_documents(context.params)
 
-    from keyphrase_tools.candidates import read_candidates
     from keyphrase_tools.extractor import KeyphraseExtractor
     from run_tools.packaged import locate_model
 
@@ -75,12 +74,17 @@ def extract(
     options: dict = {name: context.params[name] for name in (*names, "trust_remote_code")}
     options["top_k"] = 10 if top_k is None and candidates is None else top_k
     options |= {} if language is None else {"language": None if language == "none" else language}
-    options |= {} if candidates is None else {"candidates": read_candidates(candidates)}
+    options |= {} if candidates is None else {"candidates": read_lines(candidates)}
     extractor = KeyphraseExtractor(model, text_column, title_column, **options)
     more: dict = {"check": extractor.check, "keep": keep or (), "id_column": id_column, "types": extractor.types}
     more["results"] = ("keyphrases", "scores") if output.suffix in (".csv", ".tsv") else ("keyphrases",)
     files = {"model": locate_model(model), "candidates": candidates}
     file_options.write_results(extractor.open, rows, context.params, files, 16 * batch_size, **more)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file that are not blank."""
+    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
 
 
 @app.command()
@@ -200,32 +204,24 @@ def score(
 def export(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a token classifier, or default, or tiny.")],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
-    format: Annotated[Literal["onnx", "openvino"], typer.Option(help="onnx or openvino.")] = "onnx",
     precision: Annotated[Literal["fp32", "int8"], typer.Option(help="fp32 or int8.")] = "fp32",
-    evaluation: Annotated[Path | None, FileOption(help="Labelled documents to check F1@10 by.")] = None,
     as_json: AsJson = False,
 ):
-    """Export a model to ONNX or OpenVINO, for faster extraction on CPUs. Use the folder like any other model.
+    """Export a model to ONNX, for faster extraction on CPUs. Use the folder like any other model.
 
     \b
     Example:
-      lexperts keyphrases export default exported --precision int8 --evaluation labelled.jsonl
+      lexperts keyphrases export default exported --precision int8
       lexperts keyphrases extract documents.jsonl keyphrases.jsonl --model exported
     """
     from keyphrase_tools.export import export_model
-    from keyphrase_tools.phrase_lists import read_labelled
-    from keyphrase_tools.rows import full_text
     from run_tools.packaged import locate_model
 
-    labelled = None if evaluation is None else read_labelled(evaluation, hint="")
-    rows = labelled and [{"text": full_text(row), "keyphrases": row["keyphrases"]} for row in labelled]
-    report = export_model(locate_model(model), output, format=format, precision=precision, evaluation=rows)
-    lines = [f"{format} graph in {precision}, {report['size'] / 1e6:.1f} MB, in {output}"]
-    lines += [f"logits differ by at most {report['difference']:.2g}"]
-    if rows:
-        f1 = " -> ".join(f"{100 * report['f1@10'][name]:.1f}" for name in ("model", "exported"))
-        lines += [f"F1@10 on {report['documents']:,} documents: {f1}; {report['agreement']:.0%} of keyphrases equal"]
-    print_result(report, as_json, "\n".join(lines))
+    report = export_model(locate_model(model), output, precision=precision)
+    text = (
+        f"graph in {precision}, {report['size'] / 1e6:.1f} MB, in {output}; logits differ by {report['difference']:.2g}"
+    )
+    print_result(report, as_json, text)
 
 
 def about(name: str, least: int | None = 1, most: int | None = None) -> Any:
@@ -242,7 +238,7 @@ def serve(
     batch_size: Annotated[int, about("batch_size")] = DEFAULTS["batch_size"],
     max_wait_ms: Annotated[float, about("max_wait_ms", 0)] = DEFAULTS["max_wait_ms"],
     max_queue: Annotated[int, about("max_queue")] = DEFAULTS["max_queue"],
-    max_tokens: Annotated[int, about("max_tokens")] = DEFAULTS["max_tokens"],
+    max_characters: Annotated[int, about("max_characters")] = DEFAULTS["max_characters"],
     max_candidates: Annotated[int, about("max_candidates")] = DEFAULTS["max_candidates"],
     max_body_bytes: Annotated[int, about("max_body_bytes")] = DEFAULTS["max_body_bytes"],
     device: Device = None,
@@ -257,7 +253,7 @@ def serve(
       curl localhost:8000/keyphrases -H 'Content-Type: application/json' -d '{"inputs": "Graph cuts solve problems."}'
     """
     from keyphrase_tools.loading import open_extractor
-    from keyphrase_tools.serving import create_app
+    from lexperts_lite.serving import create_app
     from run_tools.processes import prepare_process
 
     listener = bind(host, port)

@@ -47,7 +47,7 @@ def score_keyphrases(
     from keyphrase_tools.evaluation import gold_phrases
     from keyphrase_tools.metrics import check_gold, keyphrase_f1_by_document
     from keyphrase_tools.rows import full_text
-    from keyphrase_tools.words import normalise
+    from lexperts_lite.words import normalise
     from modeling_exhird.data_exhird import clean_keyphrases, join_words, phrase_words
     from modeling_exhird.tokenization_exhird import split_document
 

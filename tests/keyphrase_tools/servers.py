@@ -99,7 +99,6 @@ def malformed_requests(max_body_bytes: int) -> list[tuple[str, bytes, dict]]:
         "diversity": (None, 0),
         "candidates": (None,),
         "language": (None,),
-        "on_long": (None,),
         "mentions": (True,),
     }
     for name, allowed in valid.items():
@@ -120,7 +119,7 @@ def malformed_requests(max_body_bytes: int) -> list[tuple[str, bytes, dict]]:
         bodies[f"{name:.20}"] = {"inputs": "a", name: "a"}
     for value in ([], "a", 3, [{}], True):
         bodies[f"parameters={value!r}"] = {"inputs": "a", "parameters": value}
-    for value in (["ab", "Ab"], {"a": ["a b", ""]}, [""], {"a": "b"}, {"a": [3]}, [["a"], ["b"]]):
+    for value in ([""], {"a": "b"}, {"a": [3]}, [["a"], ["b"]]):
         bodies[f"candidates={value!r}"] = {"inputs": "a", "parameters": {"candidates": value}}
     bodies["candidates and threshold"] = {"inputs": "a", "parameters": {"candidates": ["a"], "threshold": 0.5}}
     bodies["too many documents"] = {"inputs": ["a"] * 1000}

@@ -15,8 +15,7 @@ from keyphrase_tools.calibration import (
     match_to_gold,
     reliability,
 )
-from keyphrase_tools.decoding import apply_temperature
-from keyphrase_tools.phrase_features import NAMES
+from lexperts_lite.decoding import apply_temperature
 
 
 def test_the_error_is_the_formula():
@@ -130,7 +129,7 @@ def test_a_field_that_was_set_after_loading_is_checked(extract, monkeypatch, fie
         extract(TEXTS)
 
 
-RANKER = {"bias": -1.0, "gold": 1.0, **dict.fromkeys(NAMES, 0.0), "labels": 0.9, "more_words": 0.6}
+RANKER = {"bias": -1.0, "gold": 1.0, "labels": 0.9, "more_words": 0.6}
 
 
 def test_a_temperature_is_that_of_the_rankers_scores_and_measured_through_the_pipeline(extract, tmp_path):

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import pipeline
 
-from keyphrase_tools.call_options import OPTIONS, UNSET, check_call_options
 from keyphrase_tools.extractor import KeyphraseExtractor
-from keyphrase_tools.ranking import PhraseRanker
-from keyphrase_tools.reader import DEFAULT_BATCH
+from lexperts_lite.call_options import OPTIONS, UNSET, check_call_options
+from lexperts_lite.ranking import PhraseRanker
+from lexperts_lite.reader import DEFAULT_BATCH
 
 from .known_answers import names, random_text
 from .test_ranking import WEIGHTS
@@ -19,12 +19,9 @@ WRONG = {
     "min_score": (NAN, 5, -0.1, "0.5", True, float("inf")),
     "style": (3, ["tags"], True),
     "threshold": (0, 1, NAN, "0.5", -1, True),
-    "on_long": ("cut", 3, True),
     "overlap": (-1, 1.5, "x", NAN),
     "max_length": (0, -5, 8.0, "64"),
     "max_title_length": (0, 2.5, "x"),
-    "is_split_into_words": ("no", 1, 0),
-    "match_case": ("no", 1, "AUTO"),
     "nested": (0, "yes"),
     "diversity": (NAN, -0.1, 1.5, "high"),
     "language": ("klingon", 3, ["german"]),
@@ -59,14 +56,7 @@ def test_numbers_of_numpy_are_numbers():
     assert check_call_options(top_k=UNSET, style=None) == {"style": None}
 
 
-DEFAULTS = {
-    "min_score": 0.985,
-    "threshold": 0.99,
-    "overlap": 3,
-    "max_length": 12,
-    "diversity": 1.0,
-    "on_long": "truncate",
-}
+DEFAULTS = {"min_score": 0.985, "threshold": 0.99, "overlap": 3, "max_length": 12, "diversity": 1.0}
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
@@ -99,10 +89,9 @@ def test_none_undoes_the_batch_size(tiny_seke, tiny_tokenizer):
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer, max_length=20, batch_size=1)
     extract(text)
     assert set(batches) == {1}
-    for call in (extract, extract.to_dataframe):
-        batches.clear()
-        call(text, batch_size=None)
-        assert batches[0] == DEFAULT_BATCH[0]
+    batches.clear()
+    extract(text, batch_size=None)
+    assert batches[0] == DEFAULT_BATCH[0]
 
 
 def test_a_styles_ranker_is_used_without_a_ranker_of_the_model(tiny_seke, tiny_tokenizer):

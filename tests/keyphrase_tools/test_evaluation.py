@@ -21,8 +21,8 @@ from transformers import (
 from keyphrase_tools.calibration import calibrate, calibration_error
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best, score_files, score_phrases
 from keyphrase_tools.labels import tokenize_documents
-from keyphrase_tools.ranking import rank_phrases
-from keyphrase_tools.words import split_words
+from lexperts_lite.ranking import rank_phrases
+from lexperts_lite.words import split_words
 from tests.corpora import write_jsonl
 
 CUTS = (5, 10)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tag_words, tokenize_documents
-from keyphrase_tools.words import split_words, stem
+from lexperts_lite.words import split_words, stem
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors/keyphrase_eval.json").read_text())["vectors"]
 LABEL_VECTORS = [vector for vector in VECTORS if vector["convention"] == "seke_label"]
@@ -167,20 +167,6 @@ def test_the_rows_of_a_long_document_label_every_word_at_its_first_piece(tiny_to
         assert row_labels == [-100, *expected[begin : begin + room], -100]
     assert begin + room >= len(ids)  # the last row reaches the document's end
     assert rows["document"] == [0] * len(rows["labels"])
-
-
-def test_truncate_keeps_the_first_row_and_error_refuses(tiny_tokenizer):
-    text, keyphrases = long_document()
-    batch = {"text": ["graph", text, "cuts"], "keyphrases": [["graph"], keyphrases, ["cuts"]]}
-    all_rows, first_rows = (
-        tokenize_documents(batch, tiny_tokenizer),
-        tokenize_documents(batch, tiny_tokenizer, on_long="truncate"),
-    )
-    assert first_rows["document"] == [0, 1, 2]
-    firsts = [all_rows["document"].index(number) for number in range(3)]
-    assert first_rows["labels"] == [all_rows["labels"][row] for row in firsts]
-    with pytest.raises(ValueError, match="Document 1 .* is longer than 64 sub-tokens. "):
-        tokenize_documents(batch, tiny_tokenizer, on_long="error")
 
 
 def test_keyphrases_are_counted_on_a_documents_first_row_only(tiny_tokenizer):

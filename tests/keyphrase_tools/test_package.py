@@ -34,7 +34,10 @@ def test_one_import_registers_the_models_and_gives_the_modules():
     assert missing == "False" and registered == "seke True"
 
 
-@pytest.mark.parametrize("name", ["clean_text", "decoding", "labels", "metrics", "terms", "words"])
+@pytest.mark.parametrize("name", [
+    "keyphrase_tools.labels", "keyphrase_tools.metrics", "keyphrase_tools.phrase_lists",
+    *(f"lexperts_lite.{name}" for name in ("call_options", "clean", "decoding", "words")),
+])  # fmt: skip
 def test_the_examples_of_docstrings_hold(name):
-    result = doctest.testmod(importlib.import_module(f"keyphrase_tools.{name}"))
+    result = doctest.testmod(importlib.import_module(name))
     assert result.attempted and not result.failed

@@ -8,7 +8,7 @@ import pytest
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, score_files, score_phrases
 from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tag_words, tokenize_documents
 from keyphrase_tools.phrase_lists import FORMS, labelled_row, read_labelled, read_phrases, read_predictions
-from keyphrase_tools.words import split_words
+from lexperts_lite.words import split_words
 from run_tools.rows import read_jsonl
 
 TEXT = "Graph cuts solve an energy problem."

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import pipeline
 
-from keyphrase_tools import KeyphraseExtractionPipeline, clean_text
-from keyphrase_tools.call_options import OPTIONS
-from keyphrase_tools.clean_text import CleanText
-from keyphrase_tools.words import split_words
+from keyphrase_tools import KeyphraseExtractionPipeline
+from lexperts_lite.call_options import OPTIONS
+from lexperts_lite.clean import CleanText, clean
+from lexperts_lite.words import split_words
 from tests.keyphrase_tools.known_answers import LETTERS, TEXT, assert_same, names, random_text
 
 # ---- what goes in and comes out
@@ -72,47 +72,26 @@ def test_a_generator_is_read_lazily(lookup):
     assert 40 <= len(read) < 100
 
 
-def test_lists_of_words_give_places_in_the_joined_text(lookup):
-    documents = [["x", "bx", "ix", ",", "b"], ["b!", "p"], []]
-    answers = lookup()(documents, is_split_into_words=True)
-    assert [names(answer) for answer in answers] == [["bx ix", "b"], ["p"], []]
-    for words, answer in zip(documents, answers, strict=True):
-        for phrase in answer:
-            assert " ".join(words)[phrase["start"] : phrase["end"]] == phrase["keyphrase"]
-    assert lookup()(documents[0], is_split_into_words=True) == answers[0]
-    assert list(lookup()(iter(documents), is_split_into_words=True)) == answers
-    assert lookup(is_split_into_words=True)(documents) == answers
+@pytest.mark.parametrize("document, shown", [
+    (None, "None"), (["graph", "cuts"], "'graph', 'cuts'"), (b"graph", "b'graph'"), ({"title": "x"}, "text of document {}"), ({"text": "x", "body": "y"}, "'body'"),
+    ({"title": 5, "text": "x"}, "title of document {} is 5"), ({"text": float("nan")}, "nan"),
+])  # fmt: skip
+def test_what_is_no_document_is_named_with_its_number(lookup, document, shown):
+    for number in (0, 700):
+        documents = ["graph"] * number + [document]
+        for inputs in (documents, iter(documents)):
+            with pytest.raises(TypeError, match=f"ocument {number} .*|{shown}") as error:
+                list(lookup()(inputs))
+            assert shown.format(number) in str(error.value)
 
 
-def test_a_hyphenated_word_of_a_list_can_be_a_keyphrase(lookup):
-    answer = lookup()(["c", "b-i", "ix", "-", "c"], is_split_into_words=True)
-    assert names(answer) == ["b-i ix"] == names(lookup()("c b-i ix - c"))
-
-
-@pytest.mark.parametrize(
-    "documents, options, message",
-    [
-        (["graph", None], {}, "Document 1 must be a string, got a NoneType: None"),
-        (
-            ["graph", "cuts", ["graph", "cuts"]],
-            {},
-            r"Document 2 must be a string, got a list: \['graph', 'cuts'\].*is_split_into_words=True",
-        ),
-        ([b"graph"], {}, "Document 0 must be a string, got a bytes"),
-        (["graph"] * 700 + [5], {}, "Document 700 must be a string, got a int: 5"),
-        ([["graph"], "cuts"], {"is_split_into_words": True}, "Document 1 must be a list of strings .*got 'cuts'"),
-        (
-            [["graph"], ["cuts", 5]],
-            {"is_split_into_words": True},
-            r"Document 1 must be a list of strings .*got \['cuts', 5\]",
-        ),
-    ],
-)
-def test_a_document_of_the_wrong_type_is_named_by_its_number(lookup, documents, options, message):
-    with pytest.raises(TypeError, match=message):
-        lookup()(documents, **options)
-    with pytest.raises(TypeError, match=message):
-        list(lookup()(iter(documents), **options))
+def test_a_table_is_named_and_its_columns_and_rows_are_read(lookup):
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"title": ["b", None], "text": ["x", "p"]}).astype(object).where(lambda t: t.notna(), None)
+    with pytest.raises(TypeError, match="to_dict"):
+        lookup()(table)
+    assert [names(answer) for answer in lookup()(table["text"])] == [[], ["p"]]
+    assert [names(answer) for answer in lookup()(table.to_dict("records"))] == [["b"], ["p"]]
 
 
 @pytest.mark.parametrize("inputs", [None, 5, b"graph", {"title": "graph"}], ids=repr)
@@ -141,12 +120,12 @@ unicode_texts = st.text(
 @example("👩\u200d🔬🇸🇮 深層学習 ไทย \ufffd graph \ufffd")
 @given(unicode_texts)
 def test_every_mention_is_a_piece_of_the_text_from_a_words_start_to_a_words_end(extract, text):
-    clean = CleanText(text)
-    words = [clean.source_span(start, end) for _, start, end in split_words(clean.text)]
+    source = CleanText(text)
+    words = [source.source_span(start, end) for _, start, end in split_words(source.text)]
     starts, ends = {start for start, _ in words}, {end for _, end in words}
     for phrase in extract(text, top_k=None):
         piece = text[phrase["start"] : phrase["end"]].replace("\u00ad", "")
-        assert phrase["keyphrase"] and clean_text.clean(" ".join(piece.split())) == phrase["keyphrase"]
+        assert phrase["keyphrase"] and clean(" ".join(piece.split())) == phrase["keyphrase"]
         assert 0 <= phrase["score"] <= 1
         for mention in phrase["mentions"]:
             assert mention["start"] in starts and mention["end"] in ends

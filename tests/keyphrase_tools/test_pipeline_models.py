@@ -10,8 +10,8 @@ from torch import nn
 from transformers import BertForTokenClassification, pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from keyphrase_tools.decoding import read_labels
-from keyphrase_tools.token_classifiers import length_limit
+from keyphrase_tools.token_classifiers import known_limit
+from lexperts_lite.decoding import read_labels
 from tests.keyphrase_tools.known_answers import LETTERS, Lookup, assert_same, names, random_text
 
 # ---- long documents
@@ -61,36 +61,6 @@ def test_where_windows_do_not_matter_a_long_document_reads_as_its_parts(lookup):
         places = [m["start"] + offset for offset in offsets for m in short["mentions"]]
         assert [m["start"] for m in phrase["mentions"]] == places
     assert_same([extract(part * 60, max_length=9, overlap=3, top_k=None)], [long])
-
-
-def test_a_long_document_is_refused_by_number(lookup):
-    documents = ["b"] * 3 + ["b " * 63]
-    message = r"Document 3 \(126 characters\) is longer than 64 sub-tokens. Use on_long='window' .*'truncate'"
-    with pytest.raises(ValueError, match=message):
-        lookup()(documents, on_long="error")
-    assert len(lookup()(documents[:3] + ["b " * 62], on_long="error")) == 4
-
-
-def test_a_long_document_far_down_the_input_is_refused_by_its_own_number(lookup):
-    with pytest.raises(ValueError, match="Document 200 "):
-        lookup()(["b"] * 200 + ["b " * 63], on_long="error")
-
-
-def test_a_cut_document_has_the_keyphrases_of_its_beginning_only(lookup):
-    beginning = "x b i " * 20 + "x x "  # 62 pieces: a window and no more
-    text = beginning + "p j " * 50
-    assert names(lookup()(text)) == ["b i", "p j"]
-    assert lookup()(text, on_long="truncate") == lookup()(beginning)
-
-
-@pytest.mark.parametrize("last", ["b", "i", "c"])
-def test_no_keyphrase_reaches_beyond_the_cut(lookup, last):
-    words = ["c"] * 61 + [last] + ["c"] * 10
-    extract = lookup()
-    extract.model.table.data[:, 0] = 0.3  # O is the most likely label of a c, but less likely than B and I together
-    text, beginning = " ".join(words), " ".join(words[:62])
-    assert extract(text, on_long="truncate") == extract(beginning)
-    assert bool(extract(beginning)) is (last != "c")
 
 
 # ---- models and tokenizers
@@ -159,10 +129,10 @@ def test_a_window_is_as_long_as_both_tokenizer_and_model_allow(backbone_config, 
     short = copy.deepcopy(tiny_tokenizer)
     short.model_max_length = 20
     model = BertForTokenClassification(backbone_config("bert", id2label={0: "O", 1: "B", 2: "I"}))
-    assert [length_limit(tokenizer, model) for tokenizer in (tiny_tokenizer, wide, short)] == [64, 64, 20]
+    assert [known_limit(tokenizer, model) for tokenizer in (tiny_tokenizer, wide, short)] == [64, 64, 20]
     padded = BertForTokenClassification(backbone_config("bert", max_position_embeddings=40))
     padded.bert.embeddings.position_embeddings.padding_idx = 1  # as RoBERTa's, which count from 2
-    assert length_limit(wide, padded) == 38
+    assert known_limit(wide, padded) == 38
     answer = KeyphraseExtractionPipeline(model, wide)(random_text(200), top_k=None)
     assert max(phrase["end"] for phrase in answer) > 500  # characters, far beyond the first window
     # asking for more than the model has places for reads as many as it has

@@ -10,7 +10,7 @@ from transformers import EvalPrediction
 
 from keyphrase_tools.evaluation import ExtractionMetrics, span_scores
 from keyphrase_tools.labels import tag_words
-from keyphrase_tools.words import split_words
+from lexperts_lite.words import split_words
 
 ID2LABEL = {0: "O", 1: "B", 2: "I"}
 

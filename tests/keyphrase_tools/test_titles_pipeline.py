@@ -11,12 +11,12 @@ from peft import LoraConfig, get_peft_model
 from transformers import BertForTokenClassification, EvalPrediction
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from keyphrase_tools.clean_text import clean as clean_text
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
 from keyphrase_tools.labels import tokenize_documents
-from keyphrase_tools.ranking import rank_phrases
-from keyphrase_tools.windows import WordProbabilities
-from keyphrase_tools.words import join_title, split_words
+from lexperts_lite.clean import clean as clean_text
+from lexperts_lite.ranking import rank_phrases
+from lexperts_lite.windows import WordProbabilities
+from lexperts_lite.words import join_title, split_words
 from tests.keyphrase_tools.test_titles import DOCUMENTS, TEXT, TITLE, random_text, windows_of
 
 # ---- the pipeline
@@ -74,16 +74,16 @@ def forms(phrases):
     return sorted((p["keyphrase"], round(p["score"], 4), len(p["mentions"])) for p in phrases)
 
 
-def check_places(document, phrases, split=False):
+def check_places(document, phrases):
     """Each keyphrase and mention is where it says, in the field that it names if there is a title; -> the fields."""
     fields = set()
     for phrase in phrases:
-        assert phrase["keyphrase"] == " ".join(piece_of(document, phrase, split).split())
+        assert phrase["keyphrase"] == " ".join(piece_of(document, phrase).split())
         for mention in phrase["mentions"]:
             assert list(mention) == (
                 ["field", "start", "end", "score"] if "field" in phrase else ["start", "end", "score"]
             )
-            assert piece_of(document, mention, split).strip()
+            assert piece_of(document, mention).strip()
             fields.add(mention.get("field"))
         assert phrase["mentions"][0] == {k: phrase[k] for k in phrase["mentions"][0] if k != "score"} | {
             "score": phrase["mentions"][0]["score"]
@@ -91,10 +91,8 @@ def check_places(document, phrases, split=False):
     return fields
 
 
-def piece_of(document, place, split):
-    field = document[place.get("field", "text")]
-    field = " ".join(field) if split and not isinstance(field, str) else field
-    return field[place["start"] : place["end"]]
+def piece_of(document, place):
+    return document[place.get("field", "text")][place["start"] : place["end"]]
 
 
 def mapping(title, text):
@@ -125,14 +123,13 @@ def test_a_model_is_given_only_the_masks_that_it_names(extractor):
 def test_a_document_with_a_title_has_the_same_answer_alone_and_in_a_mixed_batch(extractor, kind):
     extract = extractor(kind)
     documents = [mapping(*document) for document in DOCUMENTS] + [TEXT, random_text(80, 5)]
-    options = {"max_title_length": 50}
-    alone = [places(extract(document, **options)) for document in documents]
+    alone = [places(extract(document)) for document in documents]
     for batch_size in (1, 3, 16):
-        assert [places(answer) for answer in extract(documents, batch_size=batch_size, **options)] == alone
-    assert [places(answer) for answer in extract(iter(documents), **options)] == alone
+        assert [places(answer) for answer in extract(documents, batch_size=batch_size)] == alone
+    assert [places(answer) for answer in extract(iter(documents))] == alone
     assert sum(map(bool, alone)) >= 5
     assert alone[0] != alone[-2] and places(extract(mapping(None, TEXT))) == alone[-2]  # the title matters
-    for document, answer in zip(documents, extract(documents, **options), strict=True):
+    for document, answer in zip(documents, extract(documents), strict=True):
         check_places(document if isinstance(document, dict) else {"text": document}, answer)
 
 
@@ -202,7 +199,7 @@ def test_titles_and_texts_that_need_cleaning(extractor):
         answer = extract(raw)
         assert forms(answer) == forms(extract(clean)) and answer
         for phrase in answer:
-            assert clean_text(" ".join(piece_of(raw, phrase, False).split())) == " ".join(phrase["keyphrase"].split())
+            assert clean_text(" ".join(piece_of(raw, phrase).split())) == " ".join(phrase["keyphrase"].split())
 
 
 title_or_text = st.text(st.sampled_from([*"ab .?!;-\n\t&\u00ad0", "\u0301", "\ud800"]), max_size=12)
@@ -225,7 +222,7 @@ def test_no_phrase_is_found_across_title_and_text(everywhere, title, text):
     words = {field: "".join(word for word, _, _ in split_words(clean_text(document[field]))) for field in document}
     for phrase in everywhere(document):
         found = "".join(word for word, _, _ in split_words(phrase["keyphrase"]))
-        assert found in words[phrase.get("field", "text")] and piece_of(document, phrase, False)
+        assert found in words[phrase.get("field", "text")] and piece_of(document, phrase)
 
 
 def test_a_title_may_be_meta_text_and_joined(extractor, tiny_tokenizer):
@@ -238,56 +235,11 @@ def test_a_title_may_be_meta_text_and_joined(extractor, tiny_tokenizer):
     assert places(extract(TEXT)) == places(extractor()(TEXT))
 
 
-@pytest.mark.parametrize("words", [TEXT.split(), ["", " the", "net-work ", " "], [], [" "]], ids=repr)
-@pytest.mark.parametrize("kind", [MetaBert, BertForTokenClassification])
-def test_a_text_may_be_a_list_of_words(extractor, kind, words):
-    extract = extractor(kind)
-    answer = extract(mapping(TITLE, words), is_split_into_words=True)
-    assert check_places(mapping(TITLE, words), answer, split=True) <= {
-        "text",
-        *(["title"] if kind is not MetaBert else []),
-    }
-    assert answer or len(words) < 3
-    assert extract([mapping(TITLE, words), words], is_split_into_words=True)[0] == answer
-
-
-def test_a_list_of_words_that_are_split_as_ours_reads_as_the_text(extractor):
-    words = [word for word, _, _ in split_words(TEXT)]
-    for kind in (MetaBert, BertForTokenClassification):
-        extract = extractor(kind)
-        as_text = extract(mapping(TITLE, " ".join(words)))
-        assert places(extract(mapping(TITLE, words), is_split_into_words=True)) == places(as_text)
-
-
-@pytest.mark.parametrize(
-    "document, options, message",
-    [
-        ({"title": "x"}, {}, "Document 1 has no 'text'"),
-        ({"text": "x", "body": "y", "doi": 1}, {}, "Document 1 has unknown keys 'body', 'doi'"),
-        ({"title": 5, "text": "x"}, {}, "The title of document 1 must be a string or None, got a int: 5"),
-        ({"text": None}, {}, "Document 1 must be a string, got a NoneType"),
-        ({"text": ["x"]}, {}, "Document 1 must be a string, got a list.*is_split_into_words=True"),
-        ({"text": "x"}, {"is_split_into_words": True}, "Document 1 must be a list of strings .*got 'x'"),
-    ],
-)
-def test_a_mapping_that_is_no_document_is_named_by_its_number(extractor, document, options, message):
-    extract = extractor()
-    first = ["x"] if options else "x"
-    with pytest.raises(TypeError, match=message):
-        extract([first, document], **options)
-    with pytest.raises(TypeError, match=message.replace("ocument 1", "ocument 0")):
-        extract(document, **options)
-
-
 def test_the_title_is_cut_where_the_pipeline_is_told(extractor, caplog):
     one_word = extractor()(mapping("graph", TEXT))
     with caplog.at_level(logging.WARNING):
         answer = extractor()(mapping("graph cuts", TEXT), max_title_length=1)
     assert answer == one_word and caplog.messages == ["1 of 1 titles are longer than 1 sub-tokens and were truncated."]
-    with pytest.raises(
-        ValueError, match=r"The title of document 1 \(64 sub-tokens\) leaves no room.*max_title_length=60"
-    ):
-        extractor()(["x", mapping("graph " * 70, TEXT)])
 
 
 def test_a_model_inside_peft_is_read_by_its_own_signature(extractor):
@@ -298,13 +250,6 @@ def test_a_model_inside_peft_is_read_by_its_own_signature(extractor):
     assert extract.reads_titles and not extract.joins_titles
     assert places(extract(mapping(TITLE, TEXT))) == places(plain(mapping(TITLE, TEXT)))
     assert wrapped.model.paths == 1
-
-
-def test_the_code_for_titles_travels_with_a_checkpoint(extractor, tmp_path):
-    extractor(BertForTokenClassification).save_pretrained(tmp_path)
-    assert {"pipeline_keyphrase_extraction.py", "input_documents.py", "clean_text.py", "titles.py"} <= {
-        path.name for path in tmp_path.iterdir()
-    }
 
 
 # ---- scores

@@ -1,41 +1,20 @@
-"""The installed package, and a tiny model as a graph."""
-
-import subprocess
-import sys
+"""A tiny model as a graph."""
 
 import pytest
 
 import keyphrase_tools  # noqa: F401  (registers the pipeline)
 from keyphrase_tools.export import export_model
 
-from .processes import LITE
-
-
-@pytest.fixture(scope="session")
-def lite(tmp_path_factory):
-    """The installed package."""
-    folder = tmp_path_factory.mktemp("lite")
-    build = ["build", "--build-base", folder / "base", "--build-lib", folder / "lib"]
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, *build]
-    subprocess.run(list(map(str, command)), cwd=LITE, check=True, capture_output=True)
-    return folder / "lib"
-
 
 @pytest.fixture(scope="session")
 def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
     """A folder whose `model` is a tiny model with styles, rankers and word classes."""
-    from keyphrase_tools.phrase_features import NAMES_WITH_SHAPE
+    from lexperts_lite.features import FEATURES
 
     model = tiny_seke("bert", styles=["phrases", "tags"])
     model.classifier.weight.data *= 30
-    ranker = dict.fromkeys(NAMES_WITH_SHAPE, 0.0) | {
-        "bias": -1.0,
-        "gold": 1.0,
-        "span": 0.7,
-        "mentions": 0.5,
-        "noun_phrase": 0.2,
-    }
-    model.config.keyphrase_ranker = ranker
+    weights = {"bias": -1.0, "gold": 1.0, "span": 0.7, "mentions": 0.5, "noun_phrase": 0.2}
+    model.config.keyphrase_ranker = dict.fromkeys(FEATURES, 0.0) | weights
     model.config.style_rankers = {"tags": model.config.keyphrase_ranker | {"one_word": 1.0}}
     model.config.keyphrase_temperature = 1.3
     size = model.config.hidden_size
@@ -59,5 +38,5 @@ def exported(folder):
 @pytest.fixture(scope="session")
 def exported_int8(folder):
     """The model as an ONNX graph in int8."""
-    export_model(str(folder / "model"), folder / "int8", precision="int8", max_loss=None)
+    export_model(str(folder / "model"), folder / "int8", precision="int8")
     return folder / "int8"

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LITE = ROOT / "lite"
-BLOCKED = "import sys; sys.modules.update(torch=None, transformers=None, lexperts=None, keyphrase_tools=None, run_tools=None, scipy=None)\n"  # scipy, which nltk imports where it is there, asks for torch
+# scipy, which nltk imports where it is there, asks for torch
+BLOCKED = (
+    "import sys; sys.modules.update(dict.fromkeys(('torch', 'transformers', 'lexperts', 'keyphrase_tools', 'scipy')))\n"
+)
 
 
-def run(lite, code, *arguments, blocked=True):
+def run(code, *arguments, blocked=True):
     """Runs code in a process that has the package, and neither PyTorch nor transformers."""
-    environment = {**os.environ, "PYTHONPATH": str(lite)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", (BLOCKED if blocked else "") + code, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from keyphrase_tools.labels import tokenize_documents
-from keyphrase_tools.windows import encode_windows
-from keyphrase_tools.words import split_words
+from lexperts_lite.windows import encode_windows
+from lexperts_lite.words import split_words
 from modeling_hypernet import DataCollatorForTextPairs, HypernetForTokenClassification
 from modeling_hypernet.word_starts_hypernet import WordStarts, token_kinds
 

@@ -11,7 +11,7 @@ import pytest
 import keyphrase_tools  # noqa: F401
 from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.rows import full_text
-from keyphrase_tools.words import split_words
+from lexperts_lite.words import split_words
 from run_tools.rows import read_jsonl
 from tests.recipes.helpers import write_rows
 from tests.recipes.test_seke import CORPUS, ROOT

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import TrainingArguments, pipeline
 
-from keyphrase_tools.word_classes import CLASSES, MODIFIER, NOUN, OTHER
 from lexperts.cli.train import app
 from lexperts.recipes.seke.arguments import ARGUMENTS, ModelArguments
 from lexperts.recipes.seke.data import UNLABELLED, Documents, MixtureSampler, hide_styles
 from lexperts.recipes.seke.distill import DistillationTrainer, new_student
 from lexperts.recipes.seke.ranking import SHOWN, score_tests
+from lexperts_lite.features import CLASSES, MODIFIER, NOUN, OTHER
 from modeling_seke import SekeForTokenClassification
 from run_tools.arguments import parse
 from tests.loopback_hub import LoopbackHub
@@ -238,8 +238,8 @@ def test_a_tagger_without_tags_is_named(tmp_path):
 
 
 def test_words_have_the_classes_of_their_tokens_and_noun_phrases_are_the_longest(tagger):
-    from keyphrase_tools.input_documents import read_document
     from lexperts.recipes.seke.word_classes import NOUN_PHRASE, classes_by_tags, only_noun_phrases, open_tagger
+    from lexperts_lite.input_documents import read_document
 
     document = read_document("The grey owls' nest, C++ and a large-scale model.", 0, False, True)
     (found,) = classes_by_tags(open_tagger(str(tagger)), [document])

@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from keyphrase_tools.evaluation import keep_best
 from keyphrase_tools.metrics import check_gold, keyphrase_f1
-from keyphrase_tools.words import stem_phrase
+from lexperts_lite.words import stem_phrase
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
     DataCollatorForPrompts,

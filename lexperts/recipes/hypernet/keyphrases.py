@@ -15,12 +15,12 @@ import numpy as np
 from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
-from keyphrase_tools.clean_text import CleanText
-from keyphrase_tools.decoding import tag_spans
 from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, gold_phrases, keep_best
 from keyphrase_tools.labels import RULES, tag_words, tokenize_documents
 from keyphrase_tools.rows import describe_coverage
-from keyphrase_tools.words import check_language, split_words
+from lexperts_lite.clean import CleanText
+from lexperts_lite.decoding import tag_spans
+from lexperts_lite.words import check_language, split_words
 from modeling_hypernet import HypernetForTokenClassification
 
 from ..data import hold_out_validation, load_documents, to_columns

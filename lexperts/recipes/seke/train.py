@@ -24,7 +24,7 @@ from keyphrase_tools.cards import write_card
 from keyphrase_tools.evaluation import ExtractionMetrics, keep_best
 from keyphrase_tools.labels import RULES
 from keyphrase_tools.rows import describe_coverage
-from keyphrase_tools.words import check_language
+from lexperts_lite.words import check_language
 from modeling_seke import SekeForTokenClassification
 from run_tools.errors import UserError
 from run_tools.loading import open_model, open_tokenizer

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from keyphrase_tools.diversity import WordStates
-from keyphrase_tools.input_documents import read_document
-from keyphrase_tools.word_classes import CLASSES, FIELD, MODIFIER, NOUN, OTHER, fit_word_classes
-from keyphrase_tools.words import normalise, stem, stem_phrase
+from keyphrase_tools.ranker_fit import fit_word_classes
+from lexperts_lite.diversity import WordStates
+from lexperts_lite.features import CLASSES, CLASSIFIER, MODIFIER, NOUN, OTHER
+from lexperts_lite.input_documents import read_document
+from lexperts_lite.words import normalise, stem, stem_phrase
 
 from .data import Documents
 
@@ -42,7 +43,7 @@ def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
 def only_noun_phrases(file: Documents, tagger, language: str | None) -> Documents:
     """A copy of documents without a style, with those keyphrases that are noun phrases of two or more words there."""
     copy = Documents(file.source, file.name, "", [], [])
-    read = [read_document(text, i, False, True) for i, text in enumerate(file.texts)]
+    read = [read_document(text, i, True) for i, text in enumerate(file.texts)]
     for i, (document, classes) in enumerate(zip(read, classes_by_tags(tagger, read), strict=True)):
         stems = [stem(word, language) for word, _, _ in document.words]
         spans = [match.span() for match in NOUN_PHRASE.finditer("".join(map(str, classes)))]
@@ -71,7 +72,7 @@ def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[s
         held_out += [number % 5 == 4] * len(own)
     x, y, other = np.array(states, dtype=np.float32), np.array(classes), np.array(held_out)
     fitted = fit_word_classes(x[~other], y[~other].tolist())
-    setattr(extract.model.config, FIELD, fitted)
+    setattr(extract.model.config, CLASSIFIER, fitted)
     rows = np.array([fitted[name] for name in CLASSES])
     accuracy = float(((x[other] @ rows[:, 1:].T + rows[:, 0]).argmax(1) == y[other]).mean())
     most_frequent = float((y[other] == np.bincount(y[~other]).argmax()).mean())
