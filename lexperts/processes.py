@@ -43,11 +43,9 @@ def open_definer(name: str, reward_model: str | None, device: str | None, seed: 
     if reward_model:
         from transformers import AutoModelForSequenceClassification
 
-        from modeling_lexicon.generation_lexicon import load_reward_model
         from run_tools.loading import open_model
 
-        reward = open_model(AutoModelForSequenceClassification, reward_model)
-        options = {**options, "reward_model": load_reward_model(reward, define.model.device)}
+        options = {**options, "reward_model": open_model(AutoModelForSequenceClassification, reward_model)}
 
     def process(rows: list[dict]) -> list[dict]:
         torch.manual_seed(seed + crc32(json.dumps(rows, default=str).encode()))

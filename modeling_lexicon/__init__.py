@@ -1,4 +1,4 @@
-"""LM-Lexicon: definition modeling by Llama decoders whose MLPs, or any linear layers, are routed experts."""
+"""LM-Lexicon: definition modeling by Llama decoders whose MLPs are routed experts."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -12,7 +12,6 @@ from .modeling_lexicon import (
     LexiconModel,
     LexiconModelOutput,
     LexiconPreTrainedModel,
-    LexiconSequenceClassifierOutput,
 )
 from .pipeline_definition_modeling import DefinitionModelingPipeline
 
@@ -32,5 +31,5 @@ register_pipeline(
 __all__ = [
     "DataCollatorForDefinitions", "DefinitionModelingPipeline", "LexiconCausalLMOutput", "LexiconConfig",
     "LexiconForCausalLM", "LexiconForSequenceClassification", "LexiconModel", "LexiconModelOutput",
-    "LexiconPreTrainedModel", "LexiconSequenceClassifierOutput", "format_prompt", "tokenize_definitions",
+    "LexiconPreTrainedModel", "format_prompt", "tokenize_definitions",
 ]  # fmt: skip

@@ -27,9 +27,8 @@ def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> 
     """Tokenises rows for training; also for `datasets.Dataset.map(batched=True)`.
 
     The ids of a row are BOS prompt EOS definition EOS. The labels are those of the definition and its EOS, else -100. The
-    two parts are tokenised separately: no token crosses the boundary, and the name of a special token in a text is plain
-    text. Rows longer than `max_length` tokens are left out, not truncated: a prompt without its question, or a definition
-    without its end, would teach the wrong thing.
+    two parts are tokenised separately: no token crosses the boundary. Rows longer than `max_length` tokens are left out, not
+    truncated: a prompt without its question, or a definition without its end, would teach the wrong thing.
 
     Args:
         batch: columns `term`, `context`, `definition`, and optionally `domain` (the index of each row's expert).
@@ -46,8 +45,8 @@ def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> 
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if bos is None or eos is None:
         raise ValueError(
-            f"The tokenizer has bos_token={tokenizer.bos_token!r} and eos_token={tokenizer.eos_token!r}, but the prompt "
-            "starts with BOS and ends with EOS. Set both, e.g. tokenizer.bos_token = tokenizer.eos_token."
+            f"The tokenizer has bos_token={tokenizer.bos_token!r} and eos_token={tokenizer.eos_token!r}. Set both: a prompt starts "
+            "with BOS and ends with EOS."
         )
     columns: dict[str, list] = {"input_ids": [], "labels": [], "row": []}
     if not batch["term"]:

@@ -41,9 +41,6 @@ class LowRankExperts(RoutedExperts, nn.Module):
     def _unbind_experts(self):
         return list(zip(*(getattr(self, name).unbind(0) for name in self.FACTORS), strict=True))
 
-    def _select_expert(self, e):
-        return tuple(getattr(self, name)[e] for name in self.FACTORS)
-
     def expert_forward(self, x, weights):
         """See `RoutedExperts`."""
         gate_up_a, gate_b, up_b, down_a, down_b = weights

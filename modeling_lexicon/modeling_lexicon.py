@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """LM-Lexicon as Hugging Face models: Llamas with the layers of `layers_lexicon` (LM-Lexicon, Sect. 3).
 
-Letters: B sequences, T tokens, d hidden size, V vocabulary, E experts, k experts per token, M routed modules, C labels.
+Letters: B sequences, T tokens, d hidden size, V vocabulary, E experts, k experts per token, M layers, C labels.
 """
 
 import inspect
@@ -12,26 +12,28 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import CausalLMOutputWithPast, MoeModelOutputWithPast
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
     LlamaModel,
     LlamaPreTrainedModel,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from transformers.utils import can_return_tuple
 
 from .cache_lexicon import CACHE, accepts_both_names, named_for_peft
 from .configuration_lexicon import LexiconConfig
 from .conversion_lexicon import fuse_expert_keys
-from .experts_lexicon import LexiconExperts, LinearExperts
+from .experts_lexicon import LexiconExperts
 from .generation_lexicon import embed, nearest_centroids
 from .layers_lexicon import LexiconDecoderLayer, RoutedModelMixin, last_token_positions
 from .low_rank_lexicon import LowRankExperts
 from .routing_lexicon import (
     at_least_float32,
     attach_to_cache,
-    compute_aux_loss,
+    load_balancing_loss,
     make_routing,
     router_loss,
     with_virtual_tokens,
@@ -41,49 +43,33 @@ from .saving_lexicon import SelfContainedCheckpointMixin
 
 @dataclass
 class LexiconModelOutput(MoeModelOutputWithPast):
-    """Output of `LexiconModel`.
+    """Output of `LexiconModel`: transformers' fields, and
 
     Args:
-        last_hidden_state (`(B, T, d)`): the decoder's states.
         cache: of keys and values, and of the decisions of the sequence and domain policies; `past_key_values` before
             transformers 5.24.
-        hidden_states (tuple of `(B, T, d)`, with `output_hidden_states`): after the embedding and after each layer.
-        attentions (tuple of `(B, heads, T, T)`, with `output_attentions`): of each layer.
-        router_logits (tuple, with `output_router_logits`): x W_gate of each routed module whose gate ran, in order: `(B, T, E)`
-            for the token policy, else the mean over each prompt, `(B, E)`. Empty if no gate ran: under the domain policy with
-            `domain_ids`, except in training, where the domain gate learns these ids.
-        expert_index (tuple of M, with `output_router_logits`): the experts of each routed module: `(B, T, k)`, largest weight
-            first, for the token policy, else `(B,)`; for `sequence_soft` the one with the largest weight.
+        router_logits (tuple, with `output_router_logits`): x W_gate of each layer whose gate ran, in order: `(B, T, E)` for the
+            token policy, else the mean over each prompt, `(B, E)`. Empty if no gate ran: under the domain policy with
+            `domain_ids`, except with labels, of which the domain gate learns.
+        expert_index (tuple of M, with `output_router_logits`): the experts of each layer: `(B, T, k)`, largest weight first, for
+            the token policy, else `(B,)`; for `sequence_soft` the one with the largest weight.
     """
 
     expert_index: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass
-class LexiconCausalLMOutput(CausalLMOutputWithPast):
-    """Output of `LexiconForCausalLM`.
+class LexiconCausalLMOutput(MoeCausalLMOutputWithPast):
+    """Output of the models with a head: transformers' fields, and `expert_index` as in `LexiconModelOutput`.
 
     Args:
-        loss (scalar, with `labels`): cross-entropy over the labels that are not -100, plus router losses.
-        logits (`(B, T, V)`): scores of the next token.
-        aux_loss (scalar, with `output_router_logits` if gates ran): the load-balancing loss, unweighted.
-        cache, hidden_states, attentions, router_logits, expert_index: as in `LexiconModelOutput`.
+        loss (scalar, with `labels`): cross-entropy over the labels that are not -100 (with one class the squared error), plus
+            router losses.
+        logits (`(B, T, V)`, or `(B, C)` of a classifier): scores of the next token, or of the labels.
+        aux_loss (scalar, with `output_router_logits` if gates made the decisions): the load-balancing loss, unweighted.
     """
 
-    aux_loss: torch.Tensor | None = None
-    router_logits: tuple[torch.Tensor, ...] | None = None
     expert_index: tuple[torch.Tensor, ...] | None = None
-
-
-@dataclass
-class LexiconSequenceClassifierOutput(LexiconCausalLMOutput):
-    """Output of `LexiconForSequenceClassification`.
-
-    Args:
-        loss (scalar, with `labels`): cross-entropy, or the squared error with one label, plus router losses.
-        logits (`(B, C)`): scores of the labels, read at each row's last real token.
-        aux_loss, cache, hidden_states, attentions, router_logits, expert_index: as in `LexiconCausalLMOutput`.
-    """
 
 
 class LexiconPreTrainedModel(RoutedModelMixin, SelfContainedCheckpointMixin, LlamaPreTrainedModel):
@@ -93,16 +79,12 @@ class LexiconPreTrainedModel(RoutedModelMixin, SelfContainedCheckpointMixin, Lla
     config: LexiconConfig
     config_class = LexiconConfig
     _no_split_modules = ["LexiconDecoderLayer"]
+    _can_record_outputs = {"hidden_states": LexiconDecoderLayer, "attentions": [LlamaAttention, Qwen3Attention]}
 
     def _init_weights(self, module):
-        std = self.config.initializer_range
         if isinstance(module, LexiconExperts | LowRankExperts):
             for weight in module.parameters(recurse=False):
-                init.normal_(weight, mean=0.0, std=std)
-        elif isinstance(module, LinearExperts):
-            init.normal_(module.weight, mean=0.0, std=std)
-            if module.bias is not None:
-                init.zeros_(module.bias)
+                init.normal_(weight, mean=0.0, std=self.config.initializer_range)
         else:
             super()._init_weights(module)
         if getattr(module, "domain_centroids", None) is not None:
@@ -122,9 +104,31 @@ class LexiconPreTrainedModel(RoutedModelMixin, SelfContainedCheckpointMixin, Lla
         state_dict = fuse_expert_keys(state_dict, dict(self.named_parameters()), strict)
         return super().load_state_dict(state_dict, strict, assign)
 
+    def head_fields(self, outputs, loss, labels, counted, attention_mask, domain_ids, output_router_logits) -> dict:
+        """The fields that both heads' outputs have in common, `loss` with the router losses.
+
+        `labels` (B, n) are those of `loss`, and `counted` their number in the whole step.
+        """
+        config, aux_loss = self.config, None
+        if output_router_logits is None:
+            output_router_logits = config.output_router_logits
+        wants_aux = output_router_logits or (loss is not None and config.router_aux_loss_coef)
+        is_given = config.routing_policy == "domain" and domain_ids is not None
+        if wants_aux and outputs.router_logits and not is_given:
+            aux_loss = load_balancing_loss(config, outputs.router_logits, attention_mask)
+        if loss is not None:
+            share = (labels != -100).sum(1) / counted.to(labels.device)  # (B,)
+            own = router_loss(config, outputs, aux_loss, domain_ids, share)
+            loss = loss + (own.to(loss.device) if isinstance(own, torch.Tensor) else own)
+        fields = {name: outputs[name] for name in (CACHE, "hidden_states", "attentions") if name in outputs}
+        if output_router_logits:
+            fields |= {"aux_loss": aux_loss, "router_logits": outputs.router_logits}
+            fields["expert_index"] = outputs.expert_index
+        return {"loss": loss, **fields}
+
 
 class LexiconModel(LexiconPreTrainedModel, LlamaModel):
-    """The decoder without a head: a `LlamaModel` whose layers hold routed modules."""
+    """The decoder without a head: a `LlamaModel` with routed MLPs."""
 
     def __init__(self, config: LexiconConfig):
         # Not LlamaModel's __init__, which would build every dense MLP first.
@@ -170,9 +174,7 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
                 sequences packed into one row would share a decision. Of `inputs_embeds` the mask may cover the last tokens
                 only: the tokens before them, which prompt tuning adds, are read too. With a cache that another module has
                 filled, as in prefix tuning, pass `prompt_mask` or labels.
-            output_router_logits: whether the output has `router_logits` and `expert_index`; by default the
-                configuration's value. Under the domain policy with `domain_ids` no gate runs: `router_logits` is empty
-                and `aux_loss` is `None`; with labels and a domain gate, `router_logits` are those that it learns from.
+            output_router_logits: whether the output has `router_logits` and `expert_index`; by default the configuration's value.
             train_domain_gate: whether the domain gate also runs if `domain_ids` are given, on detached input.
             kwargs: for the Llama, such as `output_hidden_states`.
 
@@ -183,9 +185,8 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
         if tokens is None:
             raise ValueError("Neither input_ids nor inputs_embeds was passed. Pass one of them.")
         routing = make_routing(
-            self.config, (tokens.shape[0], tokens.shape[1]), tokens.device, attention_mask, domain_ids,
-            with_virtual_tokens(prompt_mask, inputs_embeds),
-            cache, train_domain_gate,
+            self.config, tuple(tokens.shape[:2]), tokens.device, attention_mask, domain_ids,
+            with_virtual_tokens(prompt_mask, inputs_embeds), cache, train_domain_gate,
         )  # fmt: skip
         outputs = super().forward(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
@@ -194,10 +195,8 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
         has_new_decisions = routing.policy != "token" and (not routing.cached or domain_ids is not None)
         if CACHE in outputs and has_new_decisions:
             attach_to_cache(outputs[CACHE], routing.cacheable())
-        if output_router_logits is None:
-            output_router_logits = self.config.output_router_logits
         routes = {}
-        if output_router_logits:
+        if self.config.output_router_logits if output_router_logits is None else output_router_logits:
             routes["router_logits"] = tuple(d.logits for d in routing.decisions if d.logits is not None)
             routes["expert_index"] = tuple(d.index for d in routing.decisions)
         return LexiconModelOutput(**outputs, **routes)
@@ -277,11 +276,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
             logits_to_keep: the number of last positions to score, or their indices; 0 for all.
             num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer passes it,
                 and the loss is the sum over labels divided by it: gradient accumulation changes nothing.
-            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache: as in `LexiconModel.forward`.
-            domain_ids, prompt_mask, output_router_logits, kwargs: as in `LexiconModel.forward`.
-
-        Raises:
-            ValueError: as `LexiconModel.forward`.
+            others: as in `LexiconModel.forward`, with its errors.
         """
         config = self.config
         if prompt_mask is None and labels is not None and config.routing_policy != "token":
@@ -292,12 +287,13 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         )  # fmt: skip
         positions = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, positions])
-        loss = share = None
+        loss = targets = counted = None
         if labels is not None:
-            targets = kwargs.get("shift_labels")
-            share, total = share_of_labels(labels[:, 1:] if targets is None else targets, num_items_in_batch)
-            loss = self.loss_function(logits, labels, config.vocab_size, num_items_in_batch=total, **kwargs)
-        fields = shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits)
+            shifted = kwargs.get("shift_labels")
+            targets = labels[:, 1:] if shifted is None else shifted
+            counted = count_labels(targets, num_items_in_batch)
+            loss = self.loss_function(logits, labels, config.vocab_size, num_items_in_batch=counted, **kwargs)
+        fields = self.head_fields(outputs, loss, targets, counted, attention_mask, domain_ids, output_router_logits)
         return LexiconCausalLMOutput(logits=logits, **fields)
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
@@ -334,27 +330,24 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
 
         Args:
             texts: the texts to embed, in the form that the centroids were computed from (by default the prompts).
-            embedder: a callable from texts to an array (B, centroid_size); an object with `.encode`, such as a
-                `SentenceTransformer`; or the name or folder of one. By default the configuration's `embedder`.
+            embedder: as in `load_embedder`; by default the configuration's.
             return_distances: whether to return the distances too.
 
         Returns:
             ids (B,), int64, for `domain_ids`; and with `return_distances` the distances (B, E), float32.
 
         Raises:
-            ValueError: without centroids or embedder, and for embeddings of another size.
+            ValueError: without centroids or embedder, for embeddings of another size, and for a single string.
             ImportError: for a name, without sentence-transformers.
         """
         centroids = self.domain_centroids
         if centroids is None or not centroids.any():
             raise ValueError(
-                "The model has no centroids. Set centroid_size in the configuration and fill model.domain_centroids "
-                "(experts, centroid_size), or pass domain_ids."
+                "The model has no centroids. Set centroid_size and fill domain_centroids, or pass domain_ids."
             )
         if isinstance(texts, str):
-            raise ValueError(f"assign_domains() expects a list of texts, got the string {texts[:40]!r}. Pass [text].")
-        vectors = embed(texts, self.config.embedder if embedder is None else embedder)
-        ids, distances = nearest_centroids(vectors, centroids)
+            raise ValueError(f"assign_domains() needs a list of texts, got the string {texts[:40]!r}. Pass [text].")
+        ids, distances = nearest_centroids(embed(texts, embedder or self.config.embedder), centroids)
         return (ids, distances) if return_distances else ids
 
 
@@ -388,17 +381,16 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         output_router_logits: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
-    ) -> LexiconSequenceClassifierOutput:
+    ) -> LexiconCausalLMOutput:
         """Scores texts, and computes the loss.
 
         Args:
             labels (`(B,)`, or `(B, C)` for multi-label problems): classes, or targets of a regression, as in transformers.
             num_items_in_batch: labels in the whole step, as in `LexiconForCausalLM.forward`.
-            input_ids, attention_mask, position_ids, cache, inputs_embeds, use_cache: as in `LexiconModel.forward`.
-            domain_ids, prompt_mask, output_router_logits, kwargs: as in `LexiconModel.forward`. The prompt is by default the whole text.
+            others: as in `LexiconModel.forward`, with its errors. The prompt is by default the whole text.
 
         Raises:
-            ValueError: as `LexiconModel.forward`; and for a batch without a mask or padding token that marks the last tokens.
+            ValueError: for a batch without a mask or padding token that marks the last tokens.
         """
         config = self.config
         last = last_token_positions(input_ids, attention_mask, inputs_embeds, config.pad_token_id)
@@ -408,41 +400,24 @@ class LexiconForSequenceClassification(LexiconPreTrainedModel):
         )  # fmt: skip
         states = outputs.last_hidden_state
         logits = self.score(states[torch.arange(len(states), device=states.device), last.to(states.device)])  # (B, C)
-        loss = share = None
+        loss = targets = counted = None
         if labels is not None:
-            share, total = share_of_labels(labels.reshape(len(labels), -1), num_items_in_batch)
+            targets = labels.reshape(len(labels), -1)
+            counted = count_labels(targets, num_items_in_batch)
             single = config.problem_type in (None, "single_label_classification") and config.num_labels > 1
             if single and labels.dtype == torch.long and labels.dim() == 1:
                 scores = at_least_float32(logits)
-                loss = F.cross_entropy(scores, labels.to(scores.device), reduction="sum") / total.to(scores.device)
+                loss = F.cross_entropy(scores, labels.to(scores.device), reduction="sum") / counted.to(scores.device)
             else:
                 loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=config)
-                loss = loss * share.sum().to(loss.device)
-        fields = shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits)
-        return LexiconSequenceClassifierOutput(logits=logits, **fields)
+                loss = loss * ((targets != -100).sum() / counted.to(targets.device)).to(loss.device)
+        fields = self.head_fields(outputs, loss, targets, counted, attention_mask, domain_ids, output_router_logits)
+        return LexiconCausalLMOutput(logits=logits, **fields)
 
 
-def share_of_labels(labels: torch.Tensor, num_items_in_batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """labels (B, n) -> each row's part of the step's labels (B,), and the number of these labels."""
-    count = (labels != -100).sum(1)
-    total = torch.as_tensor(count.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
-    return count / total.to(count.device), total
-
-
-def shared_fields(config, outputs, loss, share, attention_mask, domain_ids, output_router_logits) -> dict:
-    """The fields that both heads' outputs have in common; `loss` with the router losses, weighted by `share` (B,)."""
-    if output_router_logits is None:
-        output_router_logits = config.output_router_logits
-    aux_loss = None
-    if output_router_logits or (loss is not None and config.router_aux_loss_coef):
-        aux_loss = compute_aux_loss(config, outputs, attention_mask, domain_ids)
-    if loss is not None:
-        own = router_loss(config, outputs, aux_loss, domain_ids, share)
-        loss = loss + (own.to(loss.device) if isinstance(own, torch.Tensor) else own)
-    fields = {name: outputs[name] for name in (CACHE, "hidden_states", "attentions") if name in outputs}
-    if output_router_logits:
-        fields |= {"aux_loss": aux_loss, "router_logits": outputs.router_logits, "expert_index": outputs.expert_index}
-    return {"loss": loss, **fields}
+def count_labels(labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
+    """The number of labels of a whole step, at least 1: `num_items_in_batch`, or that of `labels`."""
+    return torch.as_tensor((labels != -100).sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
 
 
 LexiconForCausalLM.register_for_auto_class("AutoModelForCausalLM")

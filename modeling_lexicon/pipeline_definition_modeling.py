@@ -7,16 +7,7 @@ from itertools import islice
 from .generation_lexicon import DefinitionGenerator
 from .pipeline_base import TextPipeline
 
-OPTIONS = (
-    "best_of",
-    "num_definitions",
-    "reward_model",
-    "domain_ids",
-    "embedder",
-    "max_new_tokens",
-    "on_long",
-    "batch_size",
-)
+OPTIONS = ("best_of", "num_definitions", "reward_model", "domain_ids", "embedder", "max_new_tokens", "batch_size")
 SORT_WINDOW = 16  # batches whose rows are sorted by length together
 
 
@@ -35,9 +26,8 @@ class DefinitionModelingPipeline(TextPipeline):
         domain_ids: the expert for all rows, or one per row, if the model routes by domain. By default the expert of the
             nearest centroid, or the one that the model's domain gate selects.
         embedder: the sentence embedder of the centroids, as in `assign_domains`; by default the configuration's.
-        max_new_tokens (`int`, default 64): maximum length of a definition in tokens.
-        on_long (default `"truncate"`): a context that exceeds the model's positions is truncated on both sides of the term,
-            with a warning; `"error"` raises a `ValueError`.
+        max_new_tokens (`int`, default 64): maximum length of a definition in tokens. A context that leaves no room for them is
+            truncated on both sides of the term, with a warning.
         batch_size (`int`, default 8): number of rows per forward pass, sorted by length.
         generate_kwargs: for `generate`. Samples use temperature 0.6, top_k 50, top_p 0.9 and repetition_penalty 1.05, as in
             the paper, unless they are set.

@@ -22,56 +22,43 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
     Args:
         text_config (`dict` or `PreTrainedConfig`, default a BERT):
             The backbone's configuration; any encoder that `AutoModel` can build.
-        use_moe (`bool`, default `True`):
-            Whether a mixture of experts transforms the backbone's states.
-        use_rnn (`bool`, default `True`):
-            Whether a bidirectional recurrent encoder is added after it.
-        num_experts (`int`, default 4):
-            Number of experts E.
-        num_experts_per_tok (`int`, default 2):
-            Number of experts k per token, 1 to `num_experts`. With 1 the weight is always 1 and the router is trained by a
-            straight-through estimate only, which a warning reports.
+        use_moe, use_rnn (`bool`, default `True`):
+            Whether a mixture of experts transforms the backbone's states; whether a bidirectional recurrent encoder is added
+            after it.
+        num_experts (`int`, default 4), num_experts_per_tok (`int`, default 2):
+            Number of experts E, and of experts k per token, 1 to E. With k = 1 the weight is always 1 and the router is trained
+            by a straight-through estimate only, which a warning reports.
         expert_intermediate_size (`int`, default 4 times the backbone's hidden size):
             Size of an expert's first hidden layer.
         expert_init (`"identity"` or `"uniform"`, default `"identity"` if the width is at least twice the hidden size):
-            Initialisation of the experts. `"identity"`: each expert starts near E_i(x) = x, so initially the experts pass
-            the backbone's states through almost unchanged. `"uniform"`: as PyTorch's linear layers, like the authors' code.
-        expert_dropout (`float`, default 0.1):
-            Dropout inside each expert.
-        rnn_dropout (`float`, default 0.3):
-            Dropout before and between the recurrent layers.
-        classifier_dropout (`float`, default 0.1):
-            Dropout on the backbone's states.
+            `"identity"`: each expert starts near E_i(x) = x, so initially the backbone's states pass through almost unchanged.
+            `"uniform"`: as PyTorch's linear layers, like the authors' code.
+        expert_dropout (`float`, default 0.1), rnn_dropout (0.3), classifier_dropout (0.1):
+            Dropout inside each expert, before and between the recurrent layers, and on the backbone's states.
         rnn_type (`"lstm"` or `"gru"`, default `"lstm"`), rnn_num_layers (`int`, default 2):
             Type and number of layers of the recurrent encoder.
         router_aux_loss_coef, router_z_loss_coef (`float`, default 0):
             Weights of the load-balancing loss (Fedus et al. 2022, Eq. 4; uniform routing gives k) and of the router's
             z-loss (Zoph et al. 2022, Eq. 5). The paper has neither; they counteract router collapse.
         styles (`list[str]`, default none):
-            Names of annotation styles ("phrases", "tags", ...). Each has an embedding that is added to the backbone's states,
-            so that router, experts and recurrent encoder know which style is asked for. Rows without a style have an
-            embedding of their own.
+            Names of annotation styles ("phrases", "tags", ...). Each has an embedding that is added to the backbone's states;
+            rows without a style have one of their own.
         label_smoothing (`float`, default 0):
             Share of the target that is spread over all labels, in [0, 1).
-        keyphrase_threshold (`float`, default `None`):
-            Minimum probability of B or I for a word to be part of a keyphrase in the keyphrase pipeline. Chosen on
-            validation documents by `keyphrase_tools.evaluation.ExtractionMetrics`. With `None` the most likely label is used.
-        keyphrase_temperature (`float`, default `None`):
-            Temperature of the keyphrase pipeline's scores. Chosen on validation documents by
-            `keyphrase_tools.calibration.calibrate`. With `None` scores are not changed.
-        keyphrase_ranker (`dict[str, float]`, default `None`):
-            Weights with which the keyphrase pipeline ranks phrases by all evidence of a document, and which make a score
-            the probability that the phrase is a keyphrase. Fitted by `keyphrase_tools.ranker_fit.fit_ranker`.
-        style_rankers (`dict[str, dict[str, float]]`, default `None`):
-            For each of `styles`, the weights that are used instead if this style is asked for.
+        keyphrase_threshold, keyphrase_temperature (`float`, default `None`):
+            Minimum probability of B or I for a word to be part of a keyphrase in the keyphrase pipeline (with `None` the most
+            likely label is used), and the temperature of its scores. Chosen on validation documents.
+        keyphrase_ranker (`dict[str, float]`, default `None`), style_rankers (one for each of `styles`, default `None`):
+            Weights with which the keyphrase pipeline ranks phrases by all evidence of a document, and which make a score the
+            probability that the phrase is a keyphrase. Fitted by `keyphrase_tools.ranker_fit.fit_ranker`.
         keyphrase_word_classes (`dict[str, list[float]]`, default `None`):
             Bias and weights of a linear layer on the backbone's states that tells nouns, their modifiers and other words apart,
-            which `keyphrase_ranker` may use. Fitted by `lexperts_lite.word_classes.fit_word_classes`.
+            for the ranker.
         id2label, label2id, num_labels:
             The labels; `O`, `B-KEY`, `I-KEY` by default.
 
     Raises:
-        ValueError: for a value outside its range; the message states the value and how to fix it.
+        ValueError: for a value outside its range; the message states the value.
 
     Example:
 
@@ -131,32 +118,27 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     def check(self):
         """Raises a `ValueError` for a value out of range."""
-        E, k = self.num_experts, self.num_experts_per_tok
-        if E < 1:
-            raise ValueError(f"num_experts={E} must be at least 1. Use num_experts=4, or use_moe=False for no experts.")
-        if k > E:
-            raise ValueError(f"num_experts_per_tok={k} exceeds num_experts={E}. Use num_experts_per_tok={E} or less.")
-        if k < 1:
-            raise ValueError(f"num_experts_per_tok={k} must be at least 1. Use 2, or use_moe=False for no experts.")
+        E, k, width, d = self.num_experts, self.num_experts_per_tok, self.expert_intermediate_size, self.hidden_size
+        if not 1 <= k <= E:
+            raise ValueError(
+                f"num_experts_per_tok={k} must be from 1 to num_experts={E}. For no experts: use_moe=False."
+            )
         if k == 1 and E > 1 and self.use_moe:
             warnings.warn(
                 "num_experts_per_tok=1: the only weight is always 1, so the router is trained by a straight-through estimate. "
-                "Use num_experts_per_tok=2, or set router_aux_loss_coef=0.01 to keep all experts in use.",
+                "Use 2, or router_aux_loss_coef=0.01.",
                 stacklevel=2,
             )
         require_one_of(self, {"rnn_type": RNN_TYPES, "expert_init": EXPERT_INITS})
         require_range(self, ["rnn_num_layers", "expert_intermediate_size"], 1)
         require_range(self, ["router_aux_loss_coef", "router_z_loss_coef"], 0)
         require_range(self, ["expert_dropout", "rnn_dropout", "classifier_dropout", "label_smoothing"], 0, 1)
-        if self.expert_init == "identity" and self.expert_intermediate_size < 2 * self.hidden_size:
-            raise ValueError(
-                f"expert_init='identity' needs expert_intermediate_size={2 * self.hidden_size} (twice the hidden size) or "
-                f"more, not {self.expert_intermediate_size}. Use a wider expert, or expert_init='uniform'."
-            )
+        if self.expert_init == "identity" and width < 2 * d:
+            raise ValueError(f"expert_init='identity' needs expert_intermediate_size={2 * d} or more, not {width}.")
         require_range(self, ["keyphrase_temperature"], 0, above=True)
         require_range(self, ["keyphrase_threshold"], 0, 1, above=True)
         if self.styles is not None and len(set(self.styles)) < len(self.styles):
-            raise ValueError(f"styles={self.styles} has a name twice. Give each style one name.")
+            raise ValueError(f"styles={self.styles} has a name twice.")
 
 
 SekeConfig.register_for_auto_class()

@@ -114,14 +114,8 @@ class SekeExperts(nn.Module):
     """E_i(x) = Dropout(ReLU(x U_i + a_i) V_i + b_i) W_i + c_i, for all experts; y = sum_i G(x)_i E_i(x)   (SEKE Sect. 3.1)
 
     The weights of the E experts are stacked in one parameter per layer. An expert that no token chose therefore gets a
-    gradient of zeros instead of none, which distributed training needs.
-
-    `forward` has three implementations, under transformers' names, with the same values and gradients:
-
-    - `"eager"` sorts the tokens by expert and runs each expert once;
-    - `"batched_mm"` gathers a copy of the expert's weights per choice: no synchronisation, but memory of T k d I, so only for
-      few tokens;
-    - `"grouped_mm"` sorts the tokens and calls PyTorch's grouped products: no synchronisation on a GPU.
+    gradient of zeros instead of none, which distributed training needs. `EXPERTS_IMPLEMENTATIONS` have the same values and
+    gradients.
     """
 
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, dropout: float):
@@ -164,22 +158,12 @@ class SekeExperts(nn.Module):
     def forward(
         self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, implementation: str = "eager"
     ) -> torch.Tensor:
-        """Applies the chosen experts.
-
-        Args:
-            x (`(T, d)`): token states.
-            index (`(T, k)`): experts of each token.
-            weights (`(T, k)`): their routing weights.
-            implementation: a name of `EXPERTS_IMPLEMENTATIONS`.
-
-        Returns:
-            y (`(T, d)`).
-        """
+        """x (T, d), experts of each token (T, k), their weights (T, k), a name of `EXPERTS_IMPLEMENTATIONS` -> y (T, d)."""
         return EXPERTS_IMPLEMENTATIONS[implementation](self, x, index, weights) if len(x) else torch.zeros_like(x)
 
 
 def eager_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sorts the tokens by expert and runs each expert once. Shapes as in `SekeExperts.forward`."""
+    """`"eager"` sorts the tokens by expert and runs each expert once. Shapes as in `SekeExperts.forward`."""
     order = index.flatten().argsort(stable=True)  # (T*k,)
     token = order // index.shape[1]
     counts = torch.bincount(index.flatten(), minlength=experts.num_experts).tolist()
@@ -190,7 +174,7 @@ def eager_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, we
 
 
 def batched_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """One batched product per layer, with a copy of the expert's weights per choice. Shapes as in `SekeExperts.forward`."""
+    """`"batched_mm"` gathers a copy of the expert's weights per choice: no synchronisation, but memory of T k d I."""
     U, a, V, b, W, c = (p[index.flatten()] for p in experts.stacked_weights())  # (T*k, ...)
     h = x.repeat_interleave(index.shape[1], 0).unsqueeze(2)  # (T*k, d, 1)
     h = torch.baddbmm(b.unsqueeze(2), V, torch.baddbmm(a.unsqueeze(2), U, h).relu())
@@ -200,7 +184,7 @@ def batched_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, 
 
 
 def grouped_experts(experts: SekeExperts, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sorts the tokens by expert and makes one grouped product per layer. Shapes as in `SekeExperts.forward`."""
+    """`"grouped_mm"` sorts the tokens and calls PyTorch's grouped products: no synchronisation on a GPU."""
     expert, order = index.flatten().sort(stable=True)  # (T*k,)
     token = order // index.shape[1]
     every = torch.arange(experts.num_experts, device=x.device)

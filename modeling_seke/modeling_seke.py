@@ -41,8 +41,7 @@ class SekeModelOutput(BaseModelOutput):
     """
     Args:
         last_hidden_state (`(B, S, d)`): the head's token states; zero at padding.
-        hidden_states (tuple of `(B, S, d)`, with `output_hidden_states`): the backbone's.
-        attentions (tuple of `(B, heads, S, S)`, with `output_attentions`): the backbone's.
+        hidden_states, attentions: the backbone's.
         router_logits (`(B, S, E)`, with `use_moe`): the gate's scores without noise; zero at padding.
         expert_index (`(B, S, k)`, with `use_moe`): the experts of each token, highest weight first; -1 at padding.
     """
@@ -122,10 +121,7 @@ class SekePreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTraine
         if requested_experts is None:
             return "eager"
         if requested_experts not in EXPERTS_IMPLEMENTATIONS:
-            raise ValueError(
-                f"experts_implementation={requested_experts!r} is not supported by SEKE. Use one of "
-                f"{', '.join(map(repr, EXPERTS_IMPLEMENTATIONS))}."
-            )
+            raise ValueError(f"experts_implementation={requested_experts!r} is none of {[*EXPERTS_IMPLEMENTATIONS]}.")
         return requested_experts
 
     @classmethod
@@ -141,12 +137,9 @@ class SekePreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTraine
 
         Args:
             name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens, or "minilm".
-            dtype: dtype of all weights; "auto" for the checkpoint's. The default is float32, since a new head does not
-                learn in half precision.
-            attention_dropout (`float`, *optional*): replaces the encoder's own. 0 is faster on a CPU, where fused attention
-                does not support dropout.
-            options: fields of `SekeConfig` (`num_experts=8`, `use_rnn=False`, `id2label=...`), and arguments of
-                `from_pretrained` (`revision`, `token`, `device_map`, `quantization_config`, `variant`, ...).
+            dtype: of all weights; "auto" for the checkpoint's. A new head does not learn in half precision.
+            attention_dropout (`float`, *optional*): replaces the encoder's own. 0 is faster on a CPU.
+            options: fields of `SekeConfig` (`num_experts=8`, `id2label=...`), and arguments of `from_pretrained`.
 
         Raises:
             ImportError: without Lexperts.
@@ -163,11 +156,7 @@ class SekePreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTraine
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig` for this model: the paper's r = 16, alpha = 16, dropout 0.1 on the backbone's query and value
-        projections, with the whole head trained and saved. peft's default would freeze the experts and the recurrent
-        encoder and leave them out of the adapter.
-
-        Args:
-            overrides: fields of `LoraConfig` that replace these.
+        projections, with the whole head trained and saved. `overrides` are fields of `LoraConfig`, which replace these.
 
         Warns, Raises: as `run_tools.backbones.make_lora_config`.
         """
@@ -181,14 +170,6 @@ class SekeModel(SekePreTrainedModel):
     """Backbone, mixture of experts and recurrent encoder, without a classifier: token states.
 
     Opens checkpoints of `SekeForTokenClassification` too, whose parameters have the same names.
-
-    Example:
-
-    ```python
-    >>> from modeling_seke import SekeModel
-    >>> model = SekeModel.from_pretrained("seke")
-    >>> states = model(**tokenizer(texts, padding=True, return_tensors="pt")).last_hidden_state  # (B, S, d)
-    ```
     """
 
     _keys_to_ignore_on_load_unexpected: list[str] | None = [r"^classifier\."]
@@ -214,10 +195,7 @@ class SekeModel(SekePreTrainedModel):
 
     @staticmethod
     def pack_tokens(attention_mask: torch.Tensor) -> PackedTokens:
-        """The positions of real tokens, for the argument `packed_tokens` of `forward`.
-
-        Of a mask `(B, S)` on the CPU they are known without waiting for a GPU: `model.pack_tokens(mask).to("cuda")`.
-        """
+        """The positions of real tokens, for the argument `packed_tokens` of `forward`; see `PackedTokens.to`."""
         return PackedTokens(attention_mask)
 
     def encode(
@@ -233,10 +211,7 @@ class SekeModel(SekePreTrainedModel):
     ) -> PackedStates:
         """The states of the real tokens. Arguments as in `forward`; `packed_tokens` are those of the mask."""
         if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(
-                f"attention_mask has {attention_mask.dim()} dimensions, but the head needs one value per token. "
-                "Pass it as (batch, length)."
-            )
+            raise ValueError(f"attention_mask has the shape {tuple(attention_mask.shape)}, not (batch, length).")
         if token_type_ids is not None and self._takes_token_type_ids:
             kwargs["token_type_ids"] = token_type_ids
         if position_ids is not None:
@@ -334,12 +309,8 @@ class SekeForTokenClassification(SekeModel):
         Args:
             input_ids to style_ids: as in `SekeModel.forward`.
             labels (`(B, S)`): label ids; -100 for tokens without a label (all but a word's first sub-token).
-            num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer passes it;
-                the loss is then the sum divided by it, so gradient accumulation changes nothing.
-            kwargs: as in `SekeModel.forward`.
-
-        Raises:
-            ValueError: for an `attention_mask` that is not `(B, S)`.
+            num_items_in_batch: labels in the whole step, over accumulated batches and processes, by which the sum is divided.
+            kwargs: as in `SekeModel.forward`, with its errors.
         """
         states = self.encode(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, style_ids, **kwargs
@@ -354,12 +325,9 @@ class SekeForTokenClassification(SekeModel):
         """Cross-entropy plus router losses, both divided by the number of labels in the whole step."""
         config, labels = self.config, labels.flatten().to(logits.device)
         count = (labels != -100).sum()
-        total = (
-            torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch).clamp(min=1).to(logits.device)
-        )
+        total = torch.as_tensor(count if num_items_in_batch is None else num_items_in_batch).clamp(min=1).to(count)
         scores = logits.flatten(0, 1).to(float32_or_more(logits))
-        loss = F.cross_entropy(scores, labels, label_smoothing=config.label_smoothing, reduction="sum")
-        loss = loss / total
+        loss = F.cross_entropy(scores, labels, label_smoothing=config.label_smoothing, reduction="sum") / total
         if router_logits is not None:
             share = count / total
             if config.router_aux_loss_coef:

@@ -117,8 +117,7 @@ def make(tiny_seke, tiny_tokenizer, tiny_hypernet, tiny_exhird, tokenizer_for): 
         tokenizer.bos_token, tokenizer.eos_token = tokenizer.cls_token, tokenizer.sep_token
         if package == "moesumm":
             return tiny_moesumm(kind, changes={"vocab_size": len(tokenizer)}), tokenizer
-        layers = "mlp" if kind == "token" else "two linears"
-        return tiny_lexicon(policy=kind, layers=layers, vocab_size=len(tokenizer)), tokenizer
+        return tiny_lexicon(policy=kind, vocab_size=len(tokenizer)), tokenizer
 
     return build
 

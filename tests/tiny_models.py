@@ -374,11 +374,10 @@ def trainable_lexicon(policy: str, fixture: Callable) -> Trainable:
         if policy == "classes":
             row["labels"] = i % 3
         rows.append(row)
-    options = {"layers": "attention and mlp"}
     if policy == "classes":
-        make = partial(tiny_lexicon, LexiconForSequenceClassification, num_labels=3, **options)
+        make = partial(tiny_lexicon, LexiconForSequenceClassification, num_labels=3)
     else:
-        make = partial(tiny_lexicon, policy=policy, **options)
+        make = partial(tiny_lexicon, policy=policy)
     return Trainable(
         make,
         rows,

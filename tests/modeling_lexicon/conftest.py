@@ -1,25 +1,24 @@
-"""Tiny LM-Lexicon models, the dense Llamas that they are compared with, and a batch with prompts, answers and padding."""
+"""Tiny LM-Lexicon models, the dense models that they are compared with, and a batch with prompts, answers and padding."""
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 
 POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
-ALL_LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-LAYER_CHOICES = {
-    "mlp": {"router_layers": "mlp"},
-    "mlp of one layer": {"router_layers": "mlp", "router_layers_index": [1]},
-    "two linears": {"router_layers": ["q_proj", "up_proj"]},
-    "all linears": {"router_layers": ALL_LINEARS},
-    "all linears of one layer": {"router_layers": ALL_LINEARS, "router_layers_index": [0]},
-    "attention and mlp": {"router_layers": ["mlp", "o_proj"]},
-    "linears with biases": {"router_layers": ["v_proj", "down_proj"], "attention_bias": True, "mlp_bias": True},
+E = 4
+# dense families, and the options with which ours has their attention
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "llama with biases": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"qkv_bias": True}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"qk_norm": True}),
 }
 each_policy = pytest.mark.parametrize("policy", POLICIES)
-each_layers = pytest.mark.parametrize("layers", LAYER_CHOICES)
-each_of_few_layers = pytest.mark.parametrize("layers", ["mlp", "all linears of one layer", "attention and mlp"])
+each_row_policy = pytest.mark.parametrize("policy", POLICIES[1:])
+each_family = pytest.mark.parametrize("family", FAMILIES)
+each_implementation = pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
 
 # Weights large enough that experts, routes and texts differ visibly.
 SIZES = {
@@ -29,16 +28,17 @@ SIZES = {
 }  # fmt: skip
 
 
-def tiny_lexicon(kind=LexiconForCausalLM, seed=0, layers="mlp", policy="token", **options):
+def tiny_lexicon(kind=LexiconForCausalLM, seed=0, policy="token", **options):
     """A new model in eval mode, always the same weights; the domain policy has its gate unless it says otherwise."""
     torch.manual_seed(seed)
-    options = {**SIZES, "routing_policy": policy, "domain_gate": True, **LAYER_CHOICES[layers], **options}
+    options = {**SIZES, "routing_policy": policy, "domain_gate": True, **options}
     return randomise_biases(kind(LexiconConfig(**options)).eval())
 
 
-def tiny_llama(seed=0, **options):
+def tiny_dense(seed=0, family="llama", **options):
     torch.manual_seed(seed)
-    return randomise_biases(LlamaForCausalLM(LlamaConfig(**{**SIZES, **options})).eval())
+    config, kind, own = FAMILIES[family]
+    return randomise_biases(kind(config(**{**SIZES, "rms_norm_eps": 1e-6, "head_dim": 8, **own, **options})).eval())
 
 
 def randomise_biases(model):
@@ -49,29 +49,26 @@ def randomise_biases(model):
 
 
 def put_experts(model, denses):
-    """Expert e of each routed module from dense Llama e, and what is not routed from the first."""
+    """Expert e of each layer from dense model e, and what is not routed from the first."""
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, p in denses[0].named_parameters():
-            if name in own:
+            if ".mlp." not in name:
                 own[name].copy_(p)
-        for (layer, name), module in zip(model.config.routed_modules(), model.routed_modules(), strict=True):
-            for e, dense in enumerate(denses):
-                block = dense.model.layers[layer]
-                if name == "mlp":
-                    module.experts.gate_up_proj[e] = torch.cat([block.mlp.gate_proj.weight, block.mlp.up_proj.weight])
-                    module.experts.down_proj[e] = block.mlp.down_proj.weight
-                    continue
-                linear = getattr(block.self_attn, name, None) or getattr(block.mlp, name)
-                module.experts.weight[e] = linear.weight
-                if linear.bias is not None:
-                    module.experts.bias[e] = linear.bias
+        for layer, module in enumerate(model.routed_modules()):
+            for e, mlp in enumerate(dense.model.layers[layer].mlp for dense in denses):
+                module.experts.gate_up_proj[e] = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
+                module.experts.down_proj[e] = mlp.down_proj.weight
     return model
 
 
-def biases(layers):
-    """What of a choice of layers a dense Llama has too."""
-    return {name: value for name, value in LAYER_CHOICES[layers].items() if name.endswith("bias")}
+def dense_domains(family="llama"):
+    """E dense models that differ in their MLPs alone."""
+    denses = [tiny_dense(seed, family) for seed in range(E)]
+    for dense in denses[1:]:
+        own = {name: p for name, p in dense.state_dict().items() if ".mlp." in name}
+        dense.load_state_dict({**denses[0].state_dict(), **own})
+    return denses
 
 
 def gradients(model):

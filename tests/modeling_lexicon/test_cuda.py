@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from .conftest import each_of_few_layers, each_policy, tiny_lexicon
+from .conftest import each_policy, tiny_lexicon
 
 
-@each_of_few_layers
+@pytest.mark.parametrize("rank", [None, 8])
 @each_policy
-def test_losses_and_gradients_are_the_cpus(policy, layers, batch, same_on_cuda):
-    same_on_cuda(tiny_lexicon(policy=policy, layers=layers, router_aux_loss_coef=0.1), batch, torch.float32)
+def test_losses_and_gradients_are_the_cpus(policy, rank, batch, same_on_cuda):
+    same_on_cuda(tiny_lexicon(policy=policy, expert_rank=rank, router_aux_loss_coef=0.1), batch, torch.float32)
 
 
 @each_policy

@@ -9,12 +9,16 @@ from transformers import DynamicCache
 
 from modeling_lexicon.cache_lexicon import CACHE
 from modeling_lexicon.routing_lexicon import CACHE_ATTR
-from tests.modeling_lexicon.conftest import POLICIES, each_policy, put_experts, tiny_lexicon, tiny_llama
+from tests.modeling_lexicon.conftest import (
+    dense_domains,
+    each_policy,
+    each_row_policy,
+    put_experts,
+    tiny_dense,
+    tiny_lexicon,
+)
 
 NEW = 6
-ROW_POLICIES = POLICIES[1:]
-each_row_policy = pytest.mark.parametrize("policy", ROW_POLICIES)
-each_choice = pytest.mark.parametrize("layers", ["mlp", "all linears of one layer"])
 # Beams of three and samples, beside the plain way.
 WAYS = {
     "greedy": {"do_sample": False},
@@ -45,10 +49,9 @@ def generate(model, inputs, way="greedy", **options):
 
 
 @each_policy
-@each_choice
 @each_way
-def test_the_text_is_the_same_with_and_without_a_cache(policy, layers, way, texts):
-    model, inputs = tiny_lexicon(policy=policy, layers=layers), left_padded(texts)
+def test_the_text_is_the_same_with_and_without_a_cache(policy, way, texts):
+    model, inputs = tiny_lexicon(policy=policy), left_padded(texts)
     cached = generate(model, inputs, way)
     assert torch.equal(cached, generate(model, inputs, way, use_cache=False))
     assert cached.shape[1] == NEW
@@ -60,15 +63,14 @@ def test_the_text_is_the_same_with_and_without_a_cache(policy, layers, way, text
             logits = model(ids, attention_mask=whole, position_ids=(whole.cumsum(1) - 1).clamp(min=0), **given).logits
         likely = logits.index_fill(2, torch.tensor([2]), -torch.inf).argmax(-1)  # min_new_tokens: no end
         assert torch.equal(likely[:, -NEW - 1 : -1], cached)
-    other = tiny_lexicon(seed=1, policy=policy, layers=layers)  # negative control
+    other = tiny_lexicon(seed=1, policy=policy)  # negative control
     assert not torch.equal(cached, generate(other, inputs, way))
 
 
 @each_policy
-@each_choice
 @pytest.mark.parametrize("way", ["greedy", "beams"])
-def test_a_padded_row_writes_what_it_writes_alone(policy, layers, way, texts):
-    model = tiny_lexicon(policy=policy, layers=layers)
+def test_a_padded_row_writes_what_it_writes_alone(policy, way, texts):
+    model = tiny_lexicon(policy=policy)
     together = generate(model, left_padded(texts), way)
     for row, text in enumerate(texts):
         assert torch.equal(together[row], generate(model, {"input_ids": text}, way)[0])
@@ -77,7 +79,7 @@ def test_a_padded_row_writes_what_it_writes_alone(policy, layers, way, texts):
 @each_row_policy
 def test_the_decision_is_the_prompts_and_stays(policy, texts):
     """Each step's routes are the first step's, and not what the written tokens would have chosen."""
-    model = tiny_lexicon(policy=policy, layers="attention and mlp", output_router_logits=True)
+    model = tiny_lexicon(policy=policy, output_router_logits=True)
     with torch.no_grad():
         first = model(texts[0])
         cache, seen = first[CACHE], []
@@ -93,10 +95,7 @@ def test_the_decision_is_the_prompts_and_stays(policy, texts):
 
 @each_way
 def test_given_domains_are_their_dense_models_texts(way, texts):
-    denses = [tiny_llama(seed) for seed in range(4)]
-    for dense in denses[1:]:
-        own = {name: p for name, p in dense.state_dict().items() if ".mlp." in name}
-        dense.load_state_dict({**denses[0].state_dict(), **own})
+    denses = dense_domains()
     model = put_experts(tiny_lexicon(policy="domain", domain_gate=False), denses)
     inputs, ids = left_padded(texts), torch.tensor([3, 0, 3])
     together = generate(model, inputs, way, domain_ids=ids)
@@ -166,7 +165,7 @@ def test_a_prompt_in_pieces_is_refused(policy, texts):
 
 @each_row_policy
 def test_rows_that_are_repeated_chosen_or_reordered_take_their_decisions_along(policy, texts):
-    model, inputs = tiny_lexicon(policy=policy, layers="attention and mlp"), left_padded(texts)
+    model, inputs = tiny_lexicon(policy=policy), left_padded(texts)
     token = torch.randint(3, 48, (3, 1))
     with torch.no_grad():
 
@@ -212,12 +211,12 @@ def test_a_copied_prompt_cache_serves_several_continuations(policy, texts):
 def test_a_cache_with_tokens_and_without_decisions_is_refused(policy, texts):
     filled = tiny_lexicon(policy="token")(texts[0])[CACHE]
     assert not hasattr(filled, CACHE_ATTR)
-    with pytest.raises(ValueError, match="cache contains tokens but no routing decisions"):
+    with pytest.raises(ValueError, match="no routing decisions"):
         tiny_lexicon(policy=policy)(texts[1], cache=filled)
     if policy == "domain":
         tiny_lexicon(policy=policy)(texts[1], cache=filled, domain_ids=torch.tensor([0]))
     else:  # a cache of another model's decisions
-        other = tiny_lexicon(policy=policy, layers="mlp of one layer")(texts[0])[CACHE]
+        other = tiny_lexicon(policy=policy, num_hidden_layers=1)(texts[0])[CACHE]
         with pytest.raises(ValueError, match="no routing decisions"):
             tiny_lexicon(policy=policy)(texts[1], cache=other)
 
@@ -228,11 +227,11 @@ def test_any_assistant_changes_nothing(policy, texts):
     model, prompt = tiny_lexicon(policy=policy), {"input_ids": texts[0]}
     options = {"domain_ids": torch.tensor([1])} if policy == "domain" else {}
     expected = generate(model, prompt, **options)
-    for assistant in (tiny_llama(), tiny_lexicon(seed=1, policy=policy), tiny_lexicon(seed=1, policy="sequence_soft")):
+    for assistant in (tiny_dense(), tiny_lexicon(seed=1, policy=policy), tiny_lexicon(seed=1, policy="sequence_soft")):
         assert torch.equal(generate(model, prompt, assistant_model=assistant, **options), expected)
     assert torch.equal(
-        generate(tiny_llama(), prompt, assistant_model=model, **options if policy != "domain" else {}),
-        generate(tiny_llama(), prompt),
+        generate(tiny_dense(), prompt, assistant_model=model, **options if policy != "domain" else {}),
+        generate(tiny_dense(), prompt),
     )
 
 
@@ -243,8 +242,3 @@ def test_domain_ids_are_kept_and_the_last_ones_given_hold(texts):
         assert model(texts[1], cache=cache).expert_index[0].tolist() == [2]
         assert model(texts[1], cache=cache, domain_ids=torch.tensor([3])).expert_index[0].tolist() == [3]
         assert model(texts[1], cache=cache).expert_index[0].tolist() == [3]
-
-
-def test_a_misspelt_argument_of_generate_is_refused(texts):
-    with pytest.raises(ValueError, match="domain_id"):
-        generate(tiny_lexicon(policy="domain"), {"input_ids": texts[0]}, domain_id=torch.tensor([0]))

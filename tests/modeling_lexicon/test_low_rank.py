@@ -1,28 +1,24 @@
 """Experts of low rank: equal to the same experts in full, in values and gradients, saved and opened."""
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from modeling_lexicon import LexiconConfig, LexiconForCausalLM
+from modeling_lexicon import LexiconForCausalLM
 from modeling_lexicon.conversion_lexicon import fuse_expert_keys
 
-from .conftest import SIZES, each_policy, tiny_lexicon
-
-RANK = 8
-each_implementation = pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+from .conftest import each_implementation, each_policy, tiny_lexicon
 
 
 def low_rank(policy="token", **options):
-    return tiny_lexicon(policy=policy, expert_rank=RANK, **options)
+    return tiny_lexicon(policy=policy, expert_rank=8, **options)
 
 
 def full_weights(model):
     """The state of the model with the same experts as whole MLPs, W + B A; differentiable."""
     state = {name: p for name, p in model.named_parameters() if ".experts." not in name}
-    for number, module in enumerate(model.routed_modules()):
-        e, prefix = module.experts, f"model.layers.{number}.mlp.experts"
+    for layer, module in enumerate(model.routed_modules()):
+        e, prefix = module.experts, f"model.layers.{layer}.mlp.experts"
         gate, up = e.shared_gate_up.chunk(2)
         gate_a, up_a = e.gate_up_a.chunk(2, dim=1)
         state[f"{prefix}.gate_up_proj"] = torch.cat([gate + e.gate_b @ gate_a, up + e.up_b @ up_a], dim=1)
@@ -52,43 +48,17 @@ def test_logits_and_gradients_are_those_of_the_full_experts(policy, implementati
 def test_saved_and_opened_again(prompts, tmp_path):
     model = low_rank()
     model.save_pretrained(tmp_path)
-    names = [name for name in load_file(tmp_path / "model.safetensors") if "layers.0.block_sparse_moe" in name]
-    short = {name.split("block_sparse_moe.")[1] for name in names}
+    state = load_file(tmp_path / "model.safetensors")
+    short = {name.split("block_sparse_moe.")[1] for name in state if "layers.0.block_sparse_moe" in name}
     parts = {f"experts.{e}.w{i}.{half}.weight" for e in range(4) for i in (1, 2, 3) for half in "AB"}
     assert short == {"gate.weight", *(f"base.w{i}.weight" for i in (1, 2, 3)), *parts}
     opened = LexiconForCausalLM.from_pretrained(tmp_path).eval()
     assert torch.equal(opened(**prompts).logits, model(**prompts).logits)
     other = low_rank(seed=1)
-    other.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)  # as the Trainer does
+    other.load_state_dict(state, strict=False)  # as the Trainer does
     assert torch.equal(other(**prompts).logits, model(**prompts).logits)
-
-
-def test_a_state_dict_without_an_expert_is_returned_unchanged(tmp_path):
-    model = low_rank()
-    model.save_pretrained(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
     missing = "model.layers.0.block_sparse_moe.experts.1.w2.A.weight"
     state.pop(missing)
     kept = fuse_expert_keys(state, dict(model.named_parameters()), strict=True)
     assert missing.replace("experts.1", "experts.2") in kept
     assert "model.layers.0.mlp.experts.down_a" not in kept and "model.layers.0.mlp.experts.down_b" in kept
-
-
-def test_active_experts(prompts):
-    model = low_rank()
-    before = model(**prompts).logits
-    model.set_active_experts([0])
-    assert not torch.equal(model(**prompts).logits, before)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"expert_rank": 33}, "expert_rank=33 exceeds that of the matrices, 32"),
-        ({"expert_rank": 0}, "expert_rank=0"),
-        ({"expert_rank": 4, "router_layers": ["up_proj"]}, "expert_rank=4 is for whole MLPs"),
-    ],
-)
-def test_ranks_that_are_not_possible(options, message):
-    with pytest.raises(ValueError, match=message):
-        LexiconConfig(**SIZES | options)

@@ -1,86 +1,77 @@
-"""What every model class keeps, for all routing policies and choices of layers."""
+"""What every model class keeps, for all routing policies."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import cpu_offload
 from torch.testing import assert_close
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from modeling_lexicon import LexiconCausalLMOutput, LexiconForCausalLM, LexiconModel
 from modeling_lexicon.routing_lexicon import load_balancing_loss
 from tests.modeling_lexicon.conftest import (
+    FAMILIES,
     POLICIES,
     SIZES,
-    biases,
-    each_layers,
-    each_of_few_layers,
+    E,
+    dense_domains,
+    each_family,
+    each_implementation,
     each_policy,
+    each_row_policy,
     gradients,
     put_experts,
     tiny_lexicon,
-    tiny_llama,
 )
-
-E = 4
-pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`")
-
 
 # --- equal to what is known -----------------------------------------------------------------------------------------
 
 
-@each_layers
+@each_family
 @pytest.mark.parametrize(
     "policy, k", [*(("token", k) for k in (1, 2, 3, 4)), *((policy, 2) for policy in POLICIES[1:])]
 )
-def test_experts_that_are_the_same_are_the_dense_model(policy, k, layers, prompts):
-    dense = tiny_llama(**biases(layers))
-    model = put_experts(tiny_lexicon(policy=policy, layers=layers, num_experts_per_tok=k), [dense] * E)
+def test_experts_that_are_the_same_are_the_dense_model(policy, k, family, prompts):
+    dense, *others = dense_domains(family)
+    model = put_experts(tiny_lexicon(policy=policy, num_experts_per_tok=k, **FAMILIES[family][2]), [dense] * E)
     with torch.no_grad():
         expected = dense(**prompts).logits
         assert_close(model(**prompts).logits, expected, rtol=0, atol=1e-5)
         # negative control: experts that differ
-        put_experts(model, [dense, *(tiny_llama(seed, **biases(layers)) for seed in (1, 2, 3))])
+        put_experts(model, [*others, others[0]])
         assert not torch.allclose(model(**prompts).logits, expected, atol=1e-2)
 
 
 def mixtral_and_lexicon():
     torch.manual_seed(0)
     mixtral = MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=E)).eval()
-    other_defaults = {name: getattr(mixtral.config, name) for name in ("rms_norm_eps", "rope_parameters")}
-    model = tiny_lexicon(seed=1, **other_defaults)
+    names = ("rms_norm_eps", "rope_parameters", "router_aux_loss_coef")
+    model = tiny_lexicon(seed=1, **{name: getattr(mixtral.config, name) for name in names})
     model.load_state_dict(mixtral.state_dict())
     return mixtral, model
 
 
-@pytest.mark.parametrize("implementation", ["eager", "batched_mm", "grouped_mm"])
+@each_implementation
 def test_token_routing_of_mlps_is_mixtral_with_all_gradients(implementation, batch):
     mixtral, model = mixtral_and_lexicon()
     for each in (mixtral, model):
         each.set_experts_implementation(implementation)
-        each(**batch).loss.backward()
+        each(**batch, output_router_logits=True).loss.backward()
     with torch.no_grad():
-        found, expected = model(**batch), mixtral(**batch)
+        found, expected = (each(**batch, output_router_logits=True) for each in (model, mixtral))
         assert_close(found.logits, expected.logits, rtol=0, atol=1e-5)
         assert_close(found.loss, expected.loss)
+        assert_close(found.aux_loss, expected.aux_loss)
         for name, p in mixtral.named_parameters():
             assert_close(model.get_parameter(name).grad, p.grad, rtol=1e-4, atol=1e-6, msg=name)
         model.model.layers[0].mlp.gate.weight.mul_(-1)  # negative control: other routes
         assert not torch.allclose(model(**batch).logits, expected.logits, atol=1e-3)
 
 
-@each_layers
-def test_a_domains_rows_are_its_dense_model_alone_and_in_mixed_batches(layers, prompts):
-    denses = [tiny_llama(seed, **biases(layers)) for seed in range(E)]
-    for dense in denses[1:]:  # what is not routed is shared
-        shared = tiny_llama(0, **biases(layers)).state_dict()
-        routed = tiny_lexicon(layers=layers).config.routed_modules()
-        own = {
-            name: p
-            for name, p in dense.state_dict().items()
-            if any(f"layers.{layer}." in name and f".{part}" in name for layer, part in routed)
-        }
-        dense.load_state_dict({**shared, **own})
-    model = put_experts(tiny_lexicon(policy="domain", layers=layers, domain_gate=False), denses)
+@each_family
+def test_a_domains_rows_are_its_dense_model_alone_and_in_mixed_batches(family, prompts):
+    denses = dense_domains(family)
+    model = put_experts(tiny_lexicon(policy="domain", domain_gate=False, **FAMILIES[family][2]), denses)
     with torch.no_grad():
         expected = torch.stack([dense(**prompts).logits for dense in denses])  # (E, B, T, V)
         for domain in range(E):
@@ -95,9 +86,8 @@ def test_a_domains_rows_are_its_dense_model_alone_and_in_mixed_batches(layers, p
 
 
 @each_policy
-@each_of_few_layers
-def test_a_later_token_changes_no_earlier_logits(policy, layers, prompts):
-    model, ids = tiny_lexicon(policy=policy, layers=layers), prompts["input_ids"][:2]
+def test_a_later_token_changes_no_earlier_logits(policy, prompts):
+    model, ids = tiny_lexicon(policy=policy), prompts["input_ids"][:2]
     changed = torch.cat([ids[:, :-1], (ids[:, -1:] + 5) % 48], dim=1)
     prompt_mask = torch.ones_like(ids)
     prompt_mask[:, 4:] = 0
@@ -110,9 +100,9 @@ def test_a_later_token_changes_no_earlier_logits(policy, layers, prompts):
             assert not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-4)
 
 
-@pytest.mark.parametrize("policy", ["sequence_soft", "sequence_hard", "domain"])
+@each_row_policy
 def test_a_decision_in_training_reads_nothing_of_the_gold_answer(policy, batch):
-    model = tiny_lexicon(policy=policy, layers="all linears").train()
+    model = tiny_lexicon(policy=policy).train()
     answer = batch["labels"] != -100
     other = {**batch, "input_ids": batch["input_ids"].masked_fill(answer, 9)}
     other["labels"] = batch["labels"].masked_fill(answer, 9)
@@ -137,28 +127,26 @@ def test_a_masked_label_after_the_answer_is_no_prompt(batch):
     assert_close(a, b, rtol=0, atol=1e-6)
 
 
-def test_all_policies_read_what_the_prompt_mask_says(prompts):
-    for policy in ("sequence_soft", "sequence_hard", "domain"):
-        model = tiny_lexicon(policy=policy)
-        half = torch.zeros_like(prompts["input_ids"])
-        half[:, :3] = 1
-        with torch.no_grad():
-            a = model(**prompts, prompt_mask=half, output_router_logits=True)
-            b = model(prompts["input_ids"][:, :3], output_router_logits=True)
-            c = model(**prompts, output_router_logits=True)
-        assert_close(a.router_logits[0], b.router_logits[0], rtol=0, atol=1e-5)
-        assert not torch.allclose(a.router_logits[0], c.router_logits[0], atol=1e-3)
+@each_row_policy
+def test_a_decision_reads_what_the_prompt_mask_says(policy, prompts):
+    model = tiny_lexicon(policy=policy)
+    half = torch.zeros_like(prompts["input_ids"])
+    half[:, :3] = 1
+    with torch.no_grad():
+        a = model(**prompts, prompt_mask=half, output_router_logits=True)
+        b = model(prompts["input_ids"][:, :3], output_router_logits=True)
+        c = model(**prompts, output_router_logits=True)
+    assert_close(a.router_logits[0], b.router_logits[0], rtol=0, atol=1e-5)
+    assert not torch.allclose(a.router_logits[0], c.router_logits[0], atol=1e-3)
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------
 
 
-@each_layers
 @pytest.mark.parametrize("policy, k", [("token", 1), *((policy, 2) for policy in POLICIES)])
-def test_every_trainable_parameter_gets_a_gradient(policy, k, layers, batch):
-    model = tiny_lexicon(policy=policy, layers=layers, num_experts_per_tok=k).train()
+def test_every_gate_learns(policy, k, batch):
+    model = tiny_lexicon(policy=policy, num_experts_per_tok=k).train()
     model(**batch).loss.backward()
-    assert [name for name, p in model.named_parameters() if p.grad is None] == []
     for name, gradient in gradients(model).items():
         if ".gate." in name:
             assert gradient.abs().max() > 0, name
@@ -211,10 +199,11 @@ def test_a_hard_choices_gate_gets_the_gradient_of_its_experts_weight(policy, dep
 
 @each_policy
 def test_the_loss_is_cross_entropy_plus_the_balance_of_the_gates(policy, batch):
-    plain = tiny_lexicon(policy=policy)(**batch, output_router_logits=True)
+    model = tiny_lexicon(policy=policy)
+    plain = model(**batch, output_router_logits=True)
     shifted = batch["labels"][:, 1:].flatten()
     assert_close(plain.loss, F.cross_entropy(plain.logits[:, :-1].flatten(0, 1), shifted))
-    assert_close(plain.aux_loss, load_balancing_loss(plain.router_logits, plain.expert_index, batch["attention_mask"]))
+    assert_close(plain.aux_loss, load_balancing_loss(model.config, plain.router_logits, batch["attention_mask"]))
     owing = tiny_lexicon(policy=policy, router_aux_loss_coef=0.1)(**batch)  # without asking for the router's outputs
     assert_close(owing.loss, plain.loss + 0.1 * plain.aux_loss)
     assert owing.aux_loss is owing.router_logits is owing.expert_index is None
@@ -227,10 +216,8 @@ def test_domain_ids_in_the_data_do_not_disturb_other_policies(policy, batch):
 
 
 @each_policy
-@pytest.mark.parametrize("layers", ["mlp", "two linears"])
-def test_the_output_holds_routes_module_by_module(policy, layers, batch, prompts):
-    model = tiny_lexicon(policy=policy, layers=layers)
-    M = len(model.config.routed_modules())
+def test_the_output_holds_routes_layer_by_layer(policy, batch, prompts):
+    model, M = tiny_lexicon(policy=policy), 2
     output = model(**prompts, output_router_logits=True, output_hidden_states=True)
     assert isinstance(output, LexiconCausalLMOutput) and len(output.hidden_states) == 3
     assert len(output.expert_index) == M and len(output.router_logits) == (1 if policy == "domain" else M)
@@ -245,14 +232,13 @@ def test_the_output_holds_routes_module_by_module(policy, layers, batch, prompts
     silent = model(**prompts)
     assert silent.router_logits is silent.expert_index is silent.aux_loss is None
     assert torch.equal(silent.logits, output.logits)
-    as_tuple = model(**prompts, return_dict=False)
-    assert isinstance(as_tuple, tuple) and torch.equal(as_tuple[0], output.logits)
     base = model.model(**prompts, output_router_logits=True)
     assert isinstance(model.model, LexiconModel) and len(base.expert_index) == M
     assert_close(model.lm_head(base.last_hidden_state), output.logits)
-    attentive = tiny_lexicon(policy=policy, layers=layers, attn_implementation="eager", output_router_logits=True)
-    output = attentive(**batch, output_attentions=True)
-    assert len(output.attentions) == 2 and output.attentions[0].shape == (3, 4, 9, 9) and output.router_logits
+    for norm in (False, True):
+        attentive = tiny_lexicon(policy=policy, qk_norm=norm, attn_implementation="eager", output_router_logits=True)
+        output = attentive(**batch, output_attentions=True)
+        assert len(output.attentions) == 2 and output.attentions[0].shape == (3, 4, 9, 9) and output.router_logits
 
 
 @pytest.mark.parametrize("gate", [False, True])
@@ -304,29 +290,76 @@ def test_tied_embeddings_stay_tied(tmp_path, prompts):
     again = LexiconForCausalLM.from_pretrained(tmp_path)
     assert again.lm_head.weight is again.model.embed_tokens.weight
     assert_close(again(**prompts).logits, model(**prompts).logits, rtol=0, atol=1e-6)
-    again.resize_token_embeddings(60)
-    assert again.lm_head.weight.shape == (60, 32) and again.config.vocab_size == 60
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
-
-def test_missing_domain_ids_are_reported(prompts):
-    model = tiny_lexicon(policy="domain", domain_gate=False)
-    with pytest.raises(ValueError, match=r"needs domain_ids.*Pass domain_ids.*model.assign_domains\(texts, embedder\)"):
-        model(**prompts)
+IDS = {"policy": "domain"}
 
 
 @pytest.mark.parametrize(
-    "ids, message",
-    [([0, 4, 1], "domain_ids has 4, but with 4 experts"), ([0, -1, 1], "domain_ids has -1"),
-     ([0, 1], r"domain_ids has the shape \(2,\)")],
+    "options, given, message",
+    [
+        ({"policy": "domain", "domain_gate": False}, {}, r"domain_ids.*assign_domains\(texts, embedder\)"),
+        (IDS, {"domain_ids": torch.tensor([0, 4, 1])}, "domain_ids has 4, but with 4 experts"),
+        (IDS, {"domain_ids": torch.tensor([0, -1, 1])}, "domain_ids has -1"),
+        (IDS, {"domain_ids": torch.tensor([0, 1])}, r"domain_ids has the shape \(2,\)"),
+        ({}, {"input_ids": None}, "Neither input_ids nor inputs_embeds"),
+    ],
 )  # fmt: skip
-def test_wrong_domain_ids_are_reported(ids, message, prompts):
+def test_missing_and_wrong_inputs_are_named(options, given, message, prompts):
     with pytest.raises(ValueError, match=message):
-        tiny_lexicon(policy="domain")(**prompts, domain_ids=torch.tensor(ids))
+        tiny_lexicon(**options)(**{**prompts, **given})
 
 
-def test_a_call_without_tokens_is_refused():
-    with pytest.raises(ValueError, match="Neither input_ids nor inputs_embeds"):
-        tiny_lexicon()(attention_mask=torch.ones(1, 3))
+# --- experts that are switched off ----------------------------------------------------------------------------------
+
+NAMES = ["law", "music", "sport", "art"]
+
+
+@each_policy
+@pytest.mark.parametrize("rank", [None, 8])
+def test_the_model_is_that_of_the_active_experts_alone(policy, rank, prompts, tmp_path):
+    model = tiny_lexicon(policy=policy, expert_names=NAMES, expert_rank=rank)
+    before = model(**prompts, output_router_logits=True)
+    off = int(before.expert_index[0].flatten()[0])  # an expert that is used
+    kept = torch.tensor([e for e in range(E) if e != off])
+    small = tiny_lexicon(policy=policy, num_local_experts=3, expert_rank=rank)
+    stacked = [
+        name for name in model.state_dict() if (".experts." in name and "shared" not in name) or ".gate." in name
+    ]
+    small.load_state_dict({name: w[kept] if name in stacked else w for name, w in model.state_dict().items()})
+    model.set_active_experts([NAMES[kept[0]], *kept[1:].tolist()])
+    found = model(**prompts, output_router_logits=True)
+    assert_close(found.logits, small(**prompts).logits)
+    assert (found.logits - before.logits).abs().max() > 1e-3
+    weighted = policy in ("token", "sequence_soft")
+    assert weighted or all(torch.isin(index, kept).all() for index in found.expert_index)
+    model.save_pretrained(tmp_path)
+    model.set_active_experts(None)
+    for each in (model, type(model).from_pretrained(tmp_path)):  # nothing of it is saved
+        assert torch.equal(each(**prompts).logits, before.logits)
+
+
+def test_one_expert_that_is_left_gets_all_tokens_also_of_an_offloaded_model(prompts):
+    one = tiny_lexicon(num_local_experts=1, num_experts_per_tok=1)
+    state = tiny_lexicon().state_dict()
+    one.load_state_dict({n: w[2:3] if ".experts." in n or ".gate." in n else w for n, w in state.items()})
+    for model in (tiny_lexicon(), cpu_offload(tiny_lexicon(), execution_device="cpu")):
+        model.set_active_experts([2])
+        with torch.no_grad():
+            assert_close(model(**prompts).logits, one(**prompts).logits)
+
+
+def test_domain_ids_of_an_expert_that_is_off_are_an_error(prompts):
+    model = tiny_lexicon(policy="domain", expert_names=NAMES)
+    model.set_active_experts(["law", "art"])
+    model(**prompts, domain_ids=torch.tensor([0, 3, 0]))
+    with pytest.raises(ValueError, match=r"domain_ids has one of \[1, 2\]"):
+        model(**prompts, domain_ids=torch.tensor([0, 2, 0]))
+
+
+@pytest.mark.parametrize("experts", [["laws"], [4], [-1], [True], [1.0], []], ids=str)
+def test_unknown_experts_are_named(experts):
+    with pytest.raises(ValueError, match=r"law, music, sport, art, or indices from 0 to 3"):
+        tiny_lexicon(expert_names=NAMES).set_active_experts(experts)

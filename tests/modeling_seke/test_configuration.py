@@ -11,9 +11,9 @@ from modeling_seke import SekeConfig
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"num_experts": 2, "num_experts_per_tok": 3}, r"num_experts_per_tok=3 exceeds num_experts=2"),
+        ({"num_experts": 2, "num_experts_per_tok": 3}, r"num_experts_per_tok=3 .* num_experts=2"),
         ({"num_experts": 0}, r"num_experts=0.*use_moe=False"),
-        ({"num_experts_per_tok": 0}, r"num_experts_per_tok=0.*Use 2"),
+        ({"num_experts_per_tok": 0}, r"num_experts_per_tok=0"),
         ({"rnn_type": "rwkv"}, r"rnn_type='rwkv'.*'lstm', 'gru'"),
         ({"rnn_num_layers": 0}, r"rnn_num_layers=0"),
         ({"expert_intermediate_size": 0}, r"expert_intermediate_size=0"),
@@ -29,6 +29,7 @@ from modeling_seke import SekeConfig
         ({"keyphrase_temperature": 0.0}, r"keyphrase_temperature=0.0"),
         ({"keyphrase_temperature": float("nan")}, r"keyphrase_temperature=nan"),
         ({"keyphrase_threshold": 1.5}, r"keyphrase_threshold=1.5"),
+        ({"styles": ["a", "a"]}, r"styles=\['a', 'a'\]"),
     ],
 )
 def test_a_value_out_of_range_is_named(options, message):
@@ -57,7 +58,7 @@ def test_other_labels_replace_the_default_ones():
 
 
 def test_one_expert_per_token_warns_of_the_straight_through_router():
-    with pytest.warns(UserWarning, match="straight-through.*num_experts_per_tok=2.*router_aux_loss_coef"):
+    with pytest.warns(UserWarning, match="straight-through.*router_aux_loss_coef"):
         SekeConfig(num_experts_per_tok=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

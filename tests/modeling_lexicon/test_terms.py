@@ -1,0 +1,68 @@
+"""Terms in their contexts, also in another form, and the window of a long context around them."""
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from modeling_lexicon.terms_lexicon import find_term, truncate_context_around
+
+
+@pytest.mark.parametrize(
+    "term, context, found",
+    [
+        ("primary", "Closed primaries, then a primary.", "primary"),  # the word itself first
+        ("closed primary", "They hold closed primaries.", "closed primaries"),
+        ("to prune", "Prune the roses.", "Prune"),
+        ("advance", "We are advancing.", "advancing"),
+        ("day", "In other days", "days"),
+        ("primary election", "Two primary elections", "primary elections"),
+        ("stop", "It stopped.", "stopped"),
+        ("car", "They care", None),
+        ("care", "A car", None),
+        ("cat", "A catalogue of dogs", None),
+        ("prune", "A prudent man", None),
+        ("to", "nowhere at all", None),
+        ("art", "The party started late.", None),
+        ("ice-cream", "Two ice creams", "ice creams"),
+        ("ice cream", "an ice-cream", "ice-cream"),
+        ("C++", "Neither C nor C++.", "C++"),
+        ("Acme, Inc.", "That is “Acme Inc”", "Acme Inc"),
+        ("*rose*", "Two ‘roses’ —", "roses"),
+        ("…", "And then … —", "…"),
+        ("नदी", "नदे", None),
+    ],
+)
+def test_a_term_is_found_in_its_context_in_another_form(term, context, found):
+    place = find_term(term, context)
+    assert (place and context[slice(*place)]) == found
+
+
+def test_a_long_context_is_truncated_around_the_term():
+    def words(count):
+        return lambda text: len(text.split()) <= count
+
+    assert truncate_context_around("axe", "a b c axe d e", words(3)) == "c axe d"
+    assert truncate_context_around("axe", "a b", lambda text: False) is None
+    assert truncate_context_around("to chop", "a b c chopped d e", words(4)) == "c chopped d"
+    assert truncate_context_around("axe", "longer words than this", lambda text: len(text) <= 14) == "longer words"
+
+
+WRITTEN = [
+    ("bank", "bank"), ("U.S.", "U.S."), ("U.S.", "(U.S.,"), (".NET", ".net"), ("Acme, Inc.", "Acme, Inc."),
+    ("Acme Inc", "Acme, Inc."), ("bank", "“bank”"), ("“bank”", "bank"), ("bank", "*bank*"), ("*bank*", "bank"),
+    ("bank", "river/bank"), ("bank", "bank—of"), ("bank", "l’bank’"), ("C++", "C++."), ("…", "…"), ("Straße", "x/STRASSE!"),
+    ("to  prune", "pruned,"), ("नदी", "नदी।"), ("銀行", "銀行"), ("銀行", "“銀行”の"),
+]  # fmt: skip
+FILLER = {" ": "wxyz ßİ.—", "": "河岸にある。"}
+
+
+@given(st.sampled_from(WRITTEN), st.sampled_from(list(FILLER)), st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_truncated_context_has_its_term(pair, space, data):
+    term, written = pair
+    before, after = (space.join(data.draw(st.text(FILLER[space], min_size=50, max_size=300)).split()) for _ in "ab")
+    context = f"{before}{space}{written}{space}{after}"
+    assume(find_term(term, context) is not None or space == " ")
+    limit = data.draw(st.integers(len(written), 49))
+    window = truncate_context_around(term, context, lambda text: len(text) <= limit)
+    assert find_term(term, window) and len(window) <= limit and window in " ".join(context.split())
