@@ -3,15 +3,12 @@
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .base_exhird import ExhirdPreTrainedModel
-from .causal_data_exhird import DataCollatorForPrompts, tokenize_prompts
 from .configuration_exhird import ExhirdConfig
-from .configuration_exhird_causal import ExhirdCausalConfig
 from .data_exhird import DataCollatorForKeyphraseGeneration, tokenize_documents
 from .exclusion_exhird import ExclusionLogitsProcessor
-from .modeling_exhird import ExhirdEncoder, ExhirdForKeyphraseGeneration
-from .modeling_exhird_causal import ExhirdForCausalLM
+from .modeling_exhird import ExhirdEncoder, ExhirdForKeyphraseGeneration, ExhirdPreTrainedModel
 from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
+from .prompts_exhird import DataCollatorForPrompts, tokenize_prompts
 from .tokenization_exhird import ExhirdTokenizer
 
 try:
@@ -20,10 +17,8 @@ except ImportError:  # this package alone
     register_pipeline = PIPELINE_REGISTRY.register_pipeline
 
 AutoConfig.register(ExhirdConfig.model_type, ExhirdConfig)
-AutoConfig.register(ExhirdCausalConfig.model_type, ExhirdCausalConfig)
 AutoModel.register(ExhirdConfig, ExhirdEncoder)
 AutoModelForSeq2SeqLM.register(ExhirdConfig, ExhirdForKeyphraseGeneration)
-AutoModelForCausalLM.register(ExhirdCausalConfig, ExhirdForCausalLM)
 AutoTokenizer.register(ExhirdConfig, fast_tokenizer_class=ExhirdTokenizer)
 register_pipeline(
     "keyphrase-generation",
@@ -33,7 +28,7 @@ register_pipeline(
 )
 
 __all__ = [
-    "DataCollatorForKeyphraseGeneration", "DataCollatorForPrompts", "ExclusionLogitsProcessor", "ExhirdCausalConfig",
-    "ExhirdConfig", "ExhirdEncoder", "ExhirdForCausalLM", "ExhirdForKeyphraseGeneration", "ExhirdPreTrainedModel",
-    "ExhirdTokenizer", "KeyphraseGenerationPipeline", "tokenize_documents", "tokenize_prompts",
+    "DataCollatorForKeyphraseGeneration", "DataCollatorForPrompts", "ExclusionLogitsProcessor", "ExhirdConfig", "ExhirdEncoder",
+    "ExhirdForKeyphraseGeneration", "ExhirdPreTrainedModel", "ExhirdTokenizer", "KeyphraseGenerationPipeline", "tokenize_documents",
+    "tokenize_prompts",
 ]  # fmt: skip

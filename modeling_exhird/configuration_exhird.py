@@ -4,15 +4,19 @@
 from dataclasses import fields
 
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, PreTrainedConfig
-from transformers.configuration_utils import SubConfigSpec
+from transformers import PreTrainedConfig
 
 from .validation_exhird import ValidatedConfigMixin, did_you_mean, require_one_of, require_range
 
-ENCODER_TYPES = ("bigru", "bilstm", "cnn", "transformer", "pretrained")
-RELATIVE_ATTENTIONS = ("shared", "separate", "none", None)
-DECODER_INITS = ("auto", "last", "mean", "zeros")
-TOKEN_FIELDS = ("end_phrase_token_id", "present_token_id", "absent_token_id", "title_end_token_id")
+CHOICES = {
+    "encoder_type": ("bigru", "transformer"),
+    "relative_attention": ("shared", "separate", "none", None),
+    "decoder_init": ("auto", "last", "mean", "zeros"),
+}
+TOKEN_FIELDS = (
+    "unk_token_id", "pad_token_id", "bos_token_id", "eos_token_id",
+    "end_phrase_token_id", "present_token_id", "absent_token_id", "title_end_token_id",
+)  # fmt: skip
 
 
 @strict
@@ -20,19 +24,14 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     r"""Configuration of a keyphrase generator.
 
     Args:
-        encoder_type (`"transformer"`, `"bigru"`, `"bilstm"`, `"cnn"` or `"pretrained"`, default `"transformer"`):
-            The encoder of the document's words. `"pretrained"` is any encoder that `AutoModel` opens, with sub-words averaged
-            over words; build it with `from_backbone`. It is not in the papers.
-        text_config (`dict` or `PreTrainedConfig`, default `None`):
-            The pretrained encoder's configuration.
-        freeze_backbone (`bool`, default `False`):
-            Whether a pretrained encoder is kept frozen.
+        encoder_type (`"transformer"` or `"bigru"`, default `"transformer"`):
+            The encoder of the document's words.
         vocab_size (`int`, default 50004):
             V, the number of words of sources and targets, including special tokens.
         hidden_size (`int`, default 300):
             d, the size of encoder and decoder states.
         embedding_size (`int`, default `None`):
-            Size of word embeddings. `None` is d for a Transformer, and 100 for other encoders.
+            Size of word embeddings. `None` is d for a Transformer, and 100 for a BiGRU.
         num_hidden_layers (`int`, default 4), num_attention_heads (`int`, default 6), intermediate_size (`int`, default 2048):
             Sizes of the encoder; the last two apply to a Transformer.
         relative_attention (`"shared"`, `"separate"`, `"none"` or `None`, default `"shared"`):
@@ -44,11 +43,9 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
             g, w and k of the masks. The paper does not give its numbers; these are ours.
         segment_length (`int`, default `None`):
             Number of words of a segment, if attention is limited to segments.
-        sparse_attention_implementation (`"auto"`, `"dense"` or `"block"`, default `"auto"`):
-            How sparse attention is computed. The results are the same.
         decoder_init (`"auto"`, `"last"`, `"mean"` or `"zeros"`, default `"auto"`):
-            The initial state of the phrase decoder: the final states of a recurrent encoder, the mean of the encoder's states
-            through a linear layer, or zeros. `"auto"` is `"last"` for recurrent encoders and `"mean"` for others.
+            The initial state of the phrase decoder: the final states of a BiGRU, the mean of the encoder's states through a
+            linear layer, or zeros. `"auto"` is `"last"` for a BiGRU and `"mean"` for a Transformer.
         dropout (`float`, default 0.0):
             Dropout rate in the encoder. The papers have no dropout.
         exclusion_window (`int`, default 1):
@@ -63,8 +60,6 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
             reference.
         end_phrase_token_id, present_token_id, absent_token_id, title_end_token_id (`int`):
             Ids of the tokenizer; `ExhirdConfig.from_tokenizer` sets them.
-        decoder_start_token_id (`int`, default `bos_token_id`):
-            The first token of generated sequences, and the input of each phrase's first step.
 
     Raises:
         ValueError: for a value out of range.
@@ -78,17 +73,11 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     ```"""
 
     model_type = "exhird"
-    how_to_start = "To start from an encoder, use ExhirdForKeyphraseGeneration.from_backbone(name_or_path, tokenizer)."
-    sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bert")}
+    how_to_start = "For a new model, use ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer))."
     # all but log_probs, so that evaluation does not collect large tensors
-    keys_to_ignore_at_inference = [
-        "logits", "generation_loss", "exclusive_loss", "cache", "past_key_values", "decoder_hidden_states", "cross_attentions",
-        "encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions",
-    ]  # fmt: skip
+    keys_to_ignore_at_inference = ["generation_loss", "exclusive_loss", "encoder_last_hidden_state"]
 
     encoder_type: str = "transformer"
-    text_config: dict | PreTrainedConfig | None = None
-    freeze_backbone: bool = False
     vocab_size: int = 50004
     hidden_size: int = 300
     embedding_size: int | None = None
@@ -103,7 +92,6 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     window_size: int = 50
     attention_top_k: int = 10
     segment_length: int | None = None
-    sparse_attention_implementation: str = "auto"
     decoder_init: str = "auto"
     dropout: float | int = 0.0
     exclusion_window: int = 1
@@ -125,21 +113,13 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     title_end_token_id: int = 7
 
     def __post_init__(self, **kwargs):
-        has_backbone = self.encoder_type == "pretrained" or self.text_config is not None
         super().__post_init__(**kwargs)
-        if not has_backbone:
-            self.text_config = None  # transformers sets a default one
-        if self.decoder_start_token_id is None:
-            self.decoder_start_token_id = self.bos_token_id
+        self.decoder_start_token_id = self.bos_token_id
         self.check()
 
     @classmethod
     def from_tokenizer(cls, tokenizer, **options) -> "ExhirdConfig":
-        """A configuration with the vocabulary size and token ids of a tokenizer.
-
-        Args:
-            tokenizer: an `ExhirdTokenizer`.
-            options: other fields.
+        """A configuration with the vocabulary size and token ids of an `ExhirdTokenizer`; `options` are other fields.
 
         Raises:
             ValueError: for an unknown field, or a value out of range.
@@ -148,13 +128,8 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
         for name in sorted(options.keys() - known):
             hint = did_you_mean(name, known)
             raise ValueError(f"ExhirdConfig.from_tokenizer() got an unexpected argument {name!r}. {hint}")
-        ids = {name: getattr(tokenizer, name) for name in (*TOKEN_FIELDS, "unk_token_id", "pad_token_id")}
-        ids |= {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id")}
+        ids = {name: getattr(tokenizer, name) for name in TOKEN_FIELDS}
         return cls(vocab_size=len(tokenizer), **{**ids, **options})
-
-    def get_text_config(self, decoder=None, encoder=None) -> "ExhirdConfig":
-        """This configuration, whose token ids the Trainer aligns with the tokenizer, and not the pretrained encoder's."""
-        return self
 
     @property
     def word_size(self) -> int:
@@ -168,90 +143,43 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
         """`decoder_init` with "auto" resolved."""
         if self.decoder_init != "auto":
             return self.decoder_init
-        return "last" if self.encoder_type in ("bigru", "bilstm") else "mean"
+        return "last" if self.encoder_type == "bigru" else "mean"
 
     def check(self):
         """Raises a `ValueError` for a value out of range."""
-        choices = {"encoder_type": ENCODER_TYPES, "decoder_init": DECODER_INITS}
-        choices["relative_attention"] = RELATIVE_ATTENTIONS
-        require_one_of(self, {**choices, "sparse_attention_implementation": ("auto", "dense", "block")})
+        require_one_of(self, CHOICES)
         sizes = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
         require_range(self, [*sizes, "embedding_size", "segment_length", "max_phrases", "max_words_per_phrase"], 1)
-        masks = ["lead_size", "window_size", "attention_top_k"]
-        require_range(self, [*masks, "initializer_range", "exclusive_loss_coef"], 0)
+        require_range(self, ["lead_size", "window_size", "initializer_range", "exclusive_loss_coef"], 0)
+        require_range(self, ["attention_top_k"], int(self.use_top_k))
         require_range(self, ["dropout"], 0, 1)
-        for name in ("exclusion_window", "exclusive_loss_window"):
-            if getattr(self, name) < -1:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} must be at least -1. Use -1 for all preceding phrases, 0 for none."
-                )
-        self._check_tokens()
-        self._check_encoder()
-
-    def _check_tokens(self):
-        names = ("unk_token_id", "pad_token_id", "bos_token_id", "eos_token_id", *TOKEN_FIELDS)
-        for name in names:
+        require_range(self, ["exclusion_window", "exclusive_loss_window"], -1)
+        ids: dict = {}
+        for name in TOKEN_FIELDS:
             value = getattr(self, name)
             if not isinstance(value, int) or not 0 <= value < self.vocab_size:
-                raise ValueError(
-                    f"{name}={value!r} must be an integer between 0 and vocab_size - 1 = {self.vocab_size - 1}. "
-                    "ExhirdConfig.from_tokenizer(tokenizer) takes all ids from a tokenizer."
-                )
-            duplicates = [other for other in names if other < name and getattr(self, other) == value]
-            if duplicates:
-                raise ValueError(f"{name}={value} is also {duplicates[0]}. Give each token its own id.")
-        if self.decoder_start_token_id != self.bos_token_id:
-            raise ValueError(
-                f"decoder_start_token_id={self.decoder_start_token_id} differs from bos_token_id={self.bos_token_id}. "
-                "Leave decoder_start_token_id out."
-            )
-
-    def _check_encoder(self):
-        recurrent = self.encoder_type in ("bigru", "bilstm")
-        if recurrent and self.hidden_size % 2:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is odd, but each direction has half of it. Use an even number."
-            )
-        if self.resolved_decoder_init == "last" and not recurrent:
-            raise ValueError(f"decoder_init='last' needs a recurrent encoder, not {self.encoder_type!r}. Use 'mean'.")
-        if self.encoder_type != "pretrained":
-            for name in ("text_config", "freeze_backbone"):
-                if getattr(self, name):
-                    raise ValueError(
-                        f"{name} is set, but encoder_type={self.encoder_type!r} has no pretrained encoder. "
-                        f"Leave {name} out, or use encoder_type='pretrained'."
-                    )
+                raise ValueError(f"{name}={value!r} is not the id of one of the vocab_size={self.vocab_size} words.")
+            if (other := ids.setdefault(value, name)) != name:
+                raise ValueError(f"{name}={value} is also {other}. Give each token its own id.")
+        if self.resolved_decoder_init == "last" and self.encoder_type != "bigru":
+            raise ValueError(f"decoder_init='last' needs a BiGRU, not {self.encoder_type!r}. Use 'mean'.")
+        if self.hidden_size % 2:
+            raise ValueError(f"hidden_size={self.hidden_size} is odd, but has two halves. Use an even number.")
         if self.encoder_type == "transformer":
             self._check_transformer()
 
     def _check_transformer(self):
-        if self.hidden_size % self.num_attention_heads:
+        d, heads = self.hidden_size, self.num_attention_heads
+        if d % heads:
+            raise ValueError(f"hidden_size={d} is not divisible by num_attention_heads={heads}.")
+        if self.relative_attention == "none" and d // heads % 2:
             raise ValueError(
-                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}. "
-                "Use a multiple of it."
+                f"hidden_size={d} / num_attention_heads={heads} is odd, but sinusoids need an even number."
             )
-        width = self.hidden_size // (self.num_attention_heads if self.relative_attention == "none" else 1)
-        if width % 2:
-            name = "the head size" if self.relative_attention == "none" else "hidden_size"
-            raise ValueError(
-                f"{name} is {width}, but sinusoids need an even number. Change hidden_size={self.hidden_size}."
-            )
-        if self.word_size != self.hidden_size:
-            raise ValueError(
-                f"embedding_size={self.embedding_size} must equal hidden_size={self.hidden_size} of a Transformer. "
-                "Leave embedding_size out."
-            )
-        if self.use_top_k and self.attention_top_k == 0:
-            raise ValueError("attention_top_k=0 selects no keys. Use attention_top_k=1 or more, or use_top_k=False.")
+        if self.word_size != d:
+            raise ValueError(f"embedding_size={self.embedding_size} must equal hidden_size={d} of a Transformer.")
         if self.use_lead and self.lead_size == 0 and not (self.use_window or self.use_top_k):
-            raise ValueError(
-                "lead_size=0 without another mask leaves no key visible. Use 1 or more, or use_lead=False."
-            )
-        if self.sparse_attention_implementation == "block" and self.use_top_k:
-            raise ValueError(
-                "sparse_attention_implementation='block' does not support the top-k mask (use_top_k=True). "
-                "Use 'auto' or 'dense', or use_top_k=False."
-            )
+            raise ValueError("lead_size=0 without another mask leaves no key visible. Use 1 or more.")
 
 
 ExhirdConfig.register_for_auto_class()

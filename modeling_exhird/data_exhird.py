@@ -5,7 +5,7 @@ A document's labels are one row per keyphrase, present ones in the order of the 
 `<a_start>`, the phrase's words, `;`. The last row is `</s>`. Words outside the vocabulary that occur in the source have
 their extended ids (see `EncodedSource`), so that the model can learn to copy them.
 
-Letters: B documents, L source words, T words of a target, N windows of S sub-words.
+Letters: B documents, L source words, T words of a target.
 """
 
 import re
@@ -23,8 +23,7 @@ from .tokenization_exhird import DIGIT, MARKS, TITLE_END, EncodedSource, ExhirdT
 
 logger = logging.get_logger(__name__)
 
-ON_LONG = ("drop", "truncate", "window", "error")
-SUBWORD_COLUMNS = ("subword_ids", "subword_mask", "subword_word_ids")
+ON_LONG = ("drop", "truncate")
 _NO_WORDS = frozenset(MARKS) - {DIGIT}
 _SEPARATORS = frozenset(
     "-\u2010\u2011\u2012\u2013\u2014_/\\|\"\u201c\u201d\u201e'\u2018\u2019`\u00b4[]{}\u2026\u00b7\u2022"
@@ -99,17 +98,11 @@ def has_words(words: Iterable[str]) -> bool:
 
 def find_phrase(stems: Sequence[str], phrase: Sequence[str]) -> int | None:
     """The first position in a source's stems at which a phrase's stems occur in a row; `<eot>` matches nothing."""
-    phrase_stems, start = [stem(word) for word in phrase], 0
-    if not phrase_stems or TITLE_END in phrase_stems:
+    own = [stem(word) for word in phrase]
+    if not own or TITLE_END in own:
         return None
-    while True:
-        try:
-            start = stems.index(phrase_stems[0], start)
-        except ValueError:
-            return None
-        if list(stems[start : start + len(phrase_stems)]) == phrase_stems:
-            return start
-        start += 1
+    starts = (i for i, first in enumerate(stems) if first == own[0])
+    return next((i for i in starts if list(stems[i : i + len(own)]) == own), None)
 
 
 def split_present_absent(
@@ -146,16 +139,10 @@ def drop_unlearnable(
 
 
 def make_labels(
-    present: Sequence[Sequence[str]],
-    absent: Sequence[Sequence[str]],
-    source: EncodedSource,
-    tokenizer: ExhirdTokenizer,
-    *,
-    max_phrases: int | None = None,
+    present: Sequence[Sequence[str]], absent: Sequence[Sequence[str]], source: EncodedSource, tokenizer: ExhirdTokenizer
 ) -> list[list[int]]:
-    """Labels as extended ids: one row `[<p_start> or <a_start>, words, ;]` per phrase, and `[</s>]`.
-
-    A word that neither the vocabulary nor the source has is `<unk>`. Phrases beyond `max_phrases` are dropped.
+    """Labels as extended ids: one row `[<p_start> or <a_start>, words, ;]` per phrase, and `[</s>]`. A word that neither the
+    vocabulary nor the source has is `<unk>`.
     """
     size, unknown = len(tokenizer), tokenizer.unk_token_id
     source_ids = {word: size + k for k, word in enumerate(source.oov_words)}
@@ -164,17 +151,16 @@ def make_labels(
         for phrase in phrases:
             ids = ((word, tokenizer.backend_tokenizer.token_to_id(word)) for word in phrase)
             rows.append([start, *(source_ids.get(word, unknown) if i is None else i for word, i in ids), end])
-    return [*rows[:max_phrases], [tokenizer.eos_token_id]]
+    return [*rows, [tokenizer.eos_token_id]]
 
 
 class EncodeLimits(NamedTuple):
     """Limits of `tokenize_documents`, see there."""
 
-    max_source_length: int | None = 400
-    max_target_length: int | None = 80
-    on_long: str = "drop"
-    max_words: int | None = 6
-    max_phrases: int | None = None
+    max_source_length: int | None
+    max_target_length: int | None
+    on_long: str
+    max_words: int | None
 
 
 def tokenize_documents(
@@ -188,7 +174,6 @@ def tokenize_documents(
     max_target_length: int | None = 80,
     on_long: str = "drop",
     max_words: int | None = 6,
-    max_phrases: int | None = None,
 ) -> dict[str, list]:
     """Documents -> rows for training, for `datasets.Dataset.map`.
 
@@ -209,22 +194,19 @@ def tokenize_documents(
         max_source_length: words of title and text, `<eot>` included. `None` for no limit.
         max_target_length: words of all keyphrases, including each one's start and `;`. `None` for no limit.
         on_long: what happens to longer documents. `"drop"` leaves them out, `"truncate"` cuts the end of the source
-            and the last whole phrases, `"window"` keeps them whole (a pretrained encoder reads them in overlapping
-            windows, as it does in generation), `"error"` raises.
+            and the last whole phrases.
         max_words: words of a keyphrase; longer ones are dropped. `None` for no limit.
-        max_phrases: phrases of a document, present ones first. `None` for no limit.
 
     Returns:
-        `input_ids`, `copy_ids`, `labels` (a document's rows) and, if the tokenizer has a sub-word tokenizer, the output
-        of `encode_subwords`.
+        `input_ids`, `copy_ids` and `labels` (a document's rows).
 
     Raises:
-        ValueError: for a missing column, an unknown `on_long`, or with `on_long="error"` a document that is too long.
+        ValueError: for a missing column, and an unknown `on_long`.
     """
     if on_long not in ON_LONG:
         raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
     title_column = find_columns(batch, text_column, title_column, keyphrases_column)
-    limits = EncodeLimits(max_source_length, max_target_length, on_long, max_words, max_phrases)
+    limits = EncodeLimits(max_source_length, max_target_length, on_long, max_words)
     counts: Counter[str] = Counter()
     rows = []
     for index, text in enumerate(batch[text_column]):
@@ -233,7 +215,6 @@ def tokenize_documents(
         rows.append(tokenize_document(join_words(text), join_words(title), keyphrases, tokenizer, limits, counts))
     log_counts(counts, limits)
     names = ["input_ids", "copy_ids", *(["labels"] if keyphrases_column else [])]
-    names += [] if tokenizer.subword_tokenizer is None else SUBWORD_COLUMNS
     return {name: [row[name] for row in rows if row is not None] for name in names}
 
 
@@ -281,17 +262,9 @@ def tokenize_document(
             return None
     if long or (max_target is not None and target > max_target):
         counts["long"] += 1
-        if limits.on_long == "error":
-            raise ValueError(
-                f"Document {counts['documents'] - 1} of the batch has {length:,} words and {target:,} target words, but "
-                f"max_source_length={max_source}, max_target_length={max_target}. Raise them, or pass "
-                "on_long='truncate' or 'drop'."
-            )
         if limits.on_long == "drop":
             return None
-    if tokenizer.subword_tokenizer is None:
-        return row
-    return row | tokenizer.encode_subwords(text, title, source=source)
+    return row
 
 
 def document_labels(
@@ -304,7 +277,7 @@ def document_labels(
     counts["long_phrases"] += len(cleaned) - len(phrases)
     present, absent = split_present_absent(source.words, phrases)
     absent = drop_unlearnable(absent, source.words, tokenizer)
-    return make_labels(present, absent, source, tokenizer, max_phrases=limits.max_phrases)
+    return make_labels(present, absent, source, tokenizer)
 
 
 def truncate_source(source: EncodedSource, length: int, vocab_size: int) -> EncodedSource:
@@ -316,17 +289,22 @@ def truncate_source(source: EncodedSource, length: int, vocab_size: int) -> Enco
 
 def log_counts(counts: Counter, limits: EncodeLimits):
     """Warns of dropped and truncated documents and phrases."""
-    lengths = ((limits.max_source_length, "words"), (limits.max_target_length, "target words"))
-    longest = " or ".join(f"{limit:,} {unit}" for limit, unit in lengths if limit is not None)
     action = "truncated" if limits.on_long == "truncate" else "dropped"
-    for reason, description, total, verb in (
-        ("wordless", "documents have no words in their text", "documents", "dropped"),
-        ("long_phrases", f"keyphrases have more than {limits.max_words} words", "phrases", "dropped"),
-        ("unlabelled", "documents have no keyphrase that could be learnt", "documents", "dropped"),
-        ("long", f"documents are longer than {longest}", "documents", action),
-    ):
-        if counts[reason] and not (reason == "long" and limits.on_long == "window"):
-            logger.warning(f"{counts[reason]:,} of {counts[total]:,} {description} and were {verb}.")
+    longest = f"{limits.max_source_length} words or {limits.max_target_length} target words"
+    warn_of(
+        counts,
+        wordless="documents have no words in their text and were dropped",
+        long_phrases=f"phrases have more than {limits.max_words} words and were dropped",
+        unlabelled="documents have no keyphrase that could be learnt and were dropped",
+        long=f"documents are longer than {longest} and were {action}",
+    )
+
+
+def warn_of(counts: Counter, **reasons: str):
+    """Logs how many documents or phrases there are for each reason, of how many."""
+    for reason, description in reasons.items():
+        if counts[reason]:
+            logger.warning(f"{counts[reason]:,} of {counts[description.partition(' ')[0]]:,} {description}.")
 
 
 class DataCollatorForKeyphraseGeneration:
@@ -334,14 +312,12 @@ class DataCollatorForKeyphraseGeneration:
 
     The label rows of a document are concatenated, in the layout that `generate` returns.
 
-    Rows of a tokenizer with a sub-word tokenizer also give `subword_ids`, `subword_mask`, `subword_word_ids` (B, N, S).
-    Sources are padded on the tokenizer's padding side, and `subword_word_ids` then count from the start of the padded
-    row; sub-words on the sub-word tokenizer's side, labels on the right. Rows without labels make batches without
-    labels. All other columns are ignored.
+    Sources are padded on the tokenizer's padding side, labels on the right. Rows without labels make batches without labels. All
+    other columns are ignored.
 
     Args:
         tokenizer: the model's.
-        pad_to_multiple_of: pads sources and sub-words to a multiple of it.
+        pad_to_multiple_of: pads sources to a multiple of it.
 
     Raises:
         ValueError: for an empty row, and for one without `input_ids` and `copy_ids`.
@@ -370,8 +346,6 @@ class DataCollatorForKeyphraseGeneration:
         if all(row.get("labels") is not None for row in rows):
             targets = [torch.cat([to_tensor(phrase) for phrase in row["labels"]]) for row in rows]
             batch["labels"] = pad_sequence(targets, batch_first=True, padding_value=-100)
-        if all(row.get("subword_ids") is not None for row in rows):
-            batch |= self.pad_subwords(rows, batch["attention_mask"])
         return batch
 
     def pad(self, rows: Sequence[Sequence[int]], value: int, side: str) -> torch.Tensor:
@@ -382,25 +356,6 @@ class DataCollatorForKeyphraseGeneration:
         for row, out in zip(rows, padded, strict=True):
             (out[: len(row)] if side == "right" else out[length - len(row) :])[:] = to_tensor(row)
         return padded
-
-    def pad_windows(self, documents: Sequence[Sequence[Sequence[int]]], value: int, side: str) -> torch.Tensor:
-        """The windows of each document -> (B, N, S); missing windows are all padding."""
-        count = max(map(len, documents))
-        windows = [window for document in documents for window in [*document, *([[]] * (count - len(document)))]]
-        return self.pad(windows, value, side).unflatten(0, (len(documents), count))
-
-    def pad_subwords(self, rows: Sequence[Mapping], mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The three sub-word tensors of a batch."""
-        subword_tokenizer = self.tokenizer.subword_tokenizer
-        side = "right" if subword_tokenizer is None else subword_tokenizer.padding_side
-        pad_id = None if subword_tokenizer is None else subword_tokenizer.pad_token_id
-        word_ids = self.pad_windows([row["subword_word_ids"] for row in rows], -1, side)
-        left_padding = mask.argmax(1)[:, None, None]
-        return {
-            "subword_ids": self.pad_windows([row["subword_ids"] for row in rows], pad_id or 0, side),
-            "subword_mask": self.pad_windows([row["subword_mask"] for row in rows], 0, side),
-            "subword_word_ids": torch.where(word_ids < 0, word_ids, word_ids + left_padding),
-        }
 
 
 def to_tensor(values: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:

@@ -43,32 +43,6 @@ class WordStep(NamedTuple):
     attention: torch.Tensor | None
 
 
-class DecoderState(NamedTuple):
-    """The state of the hierarchical decoder after a prefix of a flat sequence; the `cache` of `generate`.
-
-    Attributes:
-        phrase, word, vector (`(B, d)`): h_i, s_{i,j} and a_{i,j}.
-        position (`(B,)`): tokens of the current phrase so far, including its start; 0 before the first one.
-        length: number of columns that were read.
-        num_oov: O, out-of-vocabulary words of the batch's documents.
-    """
-
-    phrase: torch.Tensor
-    word: torch.Tensor
-    vector: torch.Tensor
-    position: torch.Tensor
-    length: int
-    num_oov: int
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The number of columns that were read, as transformers' caches have it."""
-        return self.length
-
-    def take(self, rows: torch.Tensor) -> "DecoderState":
-        """A subset of the hypotheses, by an index (n,)."""
-        return DecoderState(*(x.index_select(0, rows) for x in self[:4]), self.length, self.num_oov)
-
-
 def gru_cell(input_gates: torch.Tensor, state_gates: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     """PyTorch's GRU cell: the parts of the gates r, z, n from the input and from the state (B, 3 d), h (B, d) -> the next h."""
     r, z, n = input_gates.chunk(3, 1)
@@ -118,30 +92,6 @@ class HierarchicalDecoder(nn.Module):
         alpha = scores.softmax(-1)
         context = torch.bmm(alpha, memory.states).squeeze(1)
         return WordStep(s, self.output(torch.cat([context, s], 1)).tanh(), alpha.squeeze(1))
-
-    def advance(
-        self, word_gates, state: DecoderState, memory: EncoderMemory, begins, frozen
-    ) -> tuple[DecoderState, torch.Tensor]:
-        """One token of every hypothesis; hypotheses may be at different positions of their phrases.
-
-        Args:
-            word_gates (`(B, 3 d)`): `word_input` of the token, or of `<s>` where a phrase begins.
-            state, memory: of the hypotheses.
-            begins (`(B,)`): whether the token begins a phrase.
-            frozen (`(B,)`): whether the state stays the same.
-
-        Returns:
-            The next state, and alpha (B, L).
-        """
-        begins, frozen = begins[:, None], frozen[:, None]
-        h = torch.where(begins, self.next_phrase(state.vector, state.phrase), state.phrase)
-        previous = WordStep(torch.where(begins, h, state.word), state.vector.masked_fill(begins, 0), None)
-        current = self.step(word_gates, previous, self.phrase_attention(h), memory)
-        position = state.position.masked_fill(begins[:, 0], 0) + 1
-        new = (h, current.state, current.vector, position[:, None])
-        old = (state.phrase, state.word, state.vector, state.position[:, None])
-        *vectors, position = (torch.where(frozen, a, b) for a, b in zip(old, new, strict=True))
-        return DecoderState(*vectors, position[:, 0], state.length + 1, state.num_oov), current.attention
 
     def forward(self, embedded, labels, start, memory: EncoderMemory, end_ids: tuple[int, int]):
         """All phrases of all documents with teacher forcing.
@@ -226,11 +176,6 @@ class CopyGenerator(nn.Module):
             p.mul_((1 - g) / p.sum(-1, keepdim=True))
         return p.scatter_add_(1, copy_ids, (alpha * g).to(p.dtype))
 
-    def log_probabilities(self, a, alpha, copy_ids, num_oov: int) -> torch.Tensor:
-        """a (n, d), alpha and copy_ids (n, L) -> log P of all words (n, V + O)."""
-        p = self.probabilities(a, alpha, copy_ids, num_oov).add_(EPS)
-        return p.log() if p.requires_grad else p.log_()
-
     def forward(self, a, alpha, copy_ids, rows, words) -> torch.Tensor:
         """P of some words, without computing that of all others.
 
@@ -249,21 +194,15 @@ class CopyGenerator(nn.Module):
         return (1 - g) * generated * (words < V) + g * copied
 
 
-def labels_by_phrase(labels: torch.Tensor, end_id: int, limit: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def labels_by_phrase(labels: torch.Tensor, end_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Flat labels (B, T) -> one row per phrase (B, I, J), and a mask (B, T) of the labels that the rows contain.
 
     A row ends with `;` (`end_id`) or at the end of the labels; -100 is ignored. The order of the labels is kept.
-
-    Args:
-        labels, end_id: flat labels, the id of `;`.
-        limit: J at most. A `;` after J tokens is dropped: no other token can follow, so it is not scored.
     """
     valid, ends = labels != -100, labels == end_id
     count = valid.cumsum(1)
     last_end = torch.where(ends, count, 0).cummax(1).values
     step = count - 1 - torch.cat([torch.zeros_like(last_end[:, :1]), last_end[:, :-1]], 1)
-    if limit is not None:
-        valid = valid & (step < limit)
     phrase, (document, column) = ends.cumsum(1) - ends.long(), valid.nonzero(as_tuple=True)
     phrase, step = phrase[document, column], step[document, column]
     I, J = (int(x.max()) + 1 if len(x) else 1 for x in (phrase, step))
@@ -296,7 +235,7 @@ def exclusive_pairs(labels: torch.Tensor, vocab_size: int, unk_id: int, window: 
     return document, phrase, first[document, earlier]
 
 
-def score_labels(generator: CopyGenerator, config, a, alpha, copy_ids, rows, logits=None):
+def score_labels(generator: CopyGenerator, config, a, alpha, copy_ids, rows):
     """log P of each label, and the sum of the exclusive loss.
 
     L_ex = -sum of log(1 - P_i(y_k)) over phrases i and the first words y_k of the K_L preceding phrases   (the exclusive
@@ -306,7 +245,6 @@ def score_labels(generator: CopyGenerator, config, a, alpha, copy_ids, rows, log
         generator, config: of the model.
         a (`(n, d)`), alpha and copy_ids (`(n, L)`): of n labels.
         rows (`(B, I, J)`): the labels.
-        logits (`(n, V + O)`): log P of all words, if computed.
 
     Returns:
         (n,) and a scalar.
@@ -322,9 +260,5 @@ def score_labels(generator: CopyGenerator, config, a, alpha, copy_ids, rows, log
             rows, config.vocab_size, config.unk_token_id, config.exclusive_loss_window
         )
         steps, words = torch.cat([steps, step_index[document, phrase, 1]]), torch.cat([words, first])
-    if logits is None:
-        p = generator(a, alpha, copy_ids, steps, words)
-        log_p = (p[:n] + EPS).log()
-    else:
-        p, log_p = logits[steps, words].exp(), logits[steps[:n], words[:n]]
-    return log_p, -(1 - p[n:] + EPS).log().sum()
+    p = generator(a, alpha, copy_ids, steps, words)
+    return (p[:n] + EPS).log(), -(1 - p[n:] + EPS).log().sum()

@@ -14,42 +14,13 @@ import torch
 from transformers import LogitsProcessor
 
 
-def exclude_first_words(
-    p: torch.Tensor, first_words: Sequence[torch.Tensor], window: int, value: float
-) -> torch.Tensor:
-    """Overwrites P, or log P, (n, V) of the words that began the last phrases with a value. `first_words` has one tensor (n,) of
-    ids per preceding phrase, -1 for none.
-    """
-    for words in first_words[-window:] if window > 0 else first_words if window < 0 else ():
-        rows = (words >= 0).nonzero().squeeze(1)
-        p[rows, words[rows]] = value
-    return p
-
-
-def exclude_first_tokens(
-    scores: torch.Tensor, ids: torch.Tensor, ends: torch.Tensor, first: torch.Tensor, begins: torch.Tensor, window: int
-) -> torch.Tensor:
-    """The same for flat sequences: overwrites scores (n, V) with -inf.
-
-    Args:
-        scores: of the next token.
-        ids, ends, first (`(n, T)`): tokens; which of them end a phrase, and which are the first of one.
-        begins (`(n,)`): the sequences whose next token is the first of a phrase.
-        window: K.
-    """
-    if window > 0:
-        phrase = ends.cumsum(1) - ends.long()  # of each token
-        first = first & (phrase >= ends.sum(1, keepdim=True) - window)
-    elif window == 0:
-        return scores
-    rows, positions = (first & begins[:, None]).nonzero(as_tuple=True)
-    scores[rows, ids[rows, positions]] = -torch.inf
-    return scores
-
-
-def keep_possible(limited: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """`limited` (n, V), but the unlimited scores of a row that would allow no token."""
-    return torch.where(limited.amax(1, keepdim=True) == -torch.inf, scores, limited)
+def token_id(tokenizer, text: str) -> int:
+    """The id of a text that is a single token. Raises a `ValueError` if it is not."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        raise ValueError(f"{text!r} is {len(ids)} tokens, {tokens}, and must be one. Use another separator, or an id.")
+    return ids[0]
 
 
 class ExclusionLogitsProcessor(LogitsProcessor):
@@ -71,7 +42,7 @@ class ExclusionLogitsProcessor(LogitsProcessor):
     Args:
         tokenizer: of the model; may be `None` if separators are ids.
         separator: the text that ends a phrase, a single token of the tokenizer, or its id; or a list of these.
-        window: K; 0 for no exclusion, -1 (also `None` or "all") for all preceding phrases.
+        window: K; 0 for no exclusion, -1 for all preceding phrases.
         prompt_length: number of tokens before the first generated one, which do not count: the width of `input_ids`, padding
             included, of a causal model; 1 for a seq2seq model, or the width of its `decoder_input_ids`.
 
@@ -80,46 +51,30 @@ class ExclusionLogitsProcessor(LogitsProcessor):
     """
 
     def __init__(
-        self,
-        tokenizer=None,
-        separator: str | int | Sequence[str | int] = " ;",
-        window: int | str | None = 1,
-        *,
-        prompt_length: int,
+        self, tokenizer=None, separator: str | int | Sequence[str | int] = " ;", window: int = 1, *, prompt_length: int
     ):
         separators = [separator] if isinstance(separator, str | int) else list(separator)
         self.separators = [one if isinstance(one, int) else token_id(tokenizer, one) for one in separators]
-        self.window = -1 if window is None or window == "all" else window
-        self.prompt_length = prompt_length
-        if not isinstance(self.window, int) or self.window < -1:
-            raise ValueError(f"window={window!r} must be at least -1. Use -1 for all preceding phrases, 0 for none.")
-        if prompt_length < 0:
-            raise ValueError(f"prompt_length={prompt_length} must be at least 0. Pass the width of input_ids.")
+        self.window, self.prompt_length = window, prompt_length
+        for name, value, least in (("window", window, -1), ("prompt_length", prompt_length, 0)):
+            if value < least:
+                raise ValueError(f"{name}={value} must be at least {least}.")
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """input_ids (n, T), scores (n, V) -> scores with -inf for excluded tokens."""
         if input_ids.shape[1] < self.prompt_length:
             raise ValueError(
-                f"prompt_length={self.prompt_length} exceeds the {input_ids.shape[1]} tokens of the sequences. Pass the width of "
-                "this call's input_ids."
+                f"prompt_length={self.prompt_length} exceeds the {input_ids.shape[1]} tokens of input_ids."
             )
         answer = input_ids[:, self.prompt_length :]
         if not self.window or not answer.shape[1]:
             return scores
         ends = torch.isin(answer, torch.tensor(self.separators, device=answer.device))
-        first = torch.cat([torch.ones_like(ends[:, :1]), ends[:, :-1]], 1)
-        limited = exclude_first_tokens(scores.clone(), answer, ends, first, ends[:, -1], self.window)
-        return keep_possible(limited, scores)
-
-
-def token_id(tokenizer, text: str) -> int:
-    """The id of a text that is a single token. Raises a `ValueError` if it is not."""
-    if tokenizer is None:
-        raise ValueError(f"{text!r} is a text, but tokenizer=None. Pass the tokenizer, or the id of the token.")
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1:
-        raise ValueError(
-            f"{text!r} is {len(ids)} tokens, {tokenizer.convert_ids_to_tokens(ids)}, and must be one. Use a separator that is one "
-            "token of this tokenizer, or pass the id of one."
-        )
-    return ids[0]
+        first = torch.cat([torch.ones_like(ends[:, :1]), ends[:, :-1]], 1)  # of a phrase
+        if self.window > 0:
+            phrase = ends.cumsum(1) - ends.long()  # of each token
+            first = first & (phrase >= ends.sum(1, keepdim=True) - self.window)
+        rows, positions = (first & ends[:, -1:]).nonzero(as_tuple=True)
+        limited = scores.clone()
+        limited[rows, answer[rows, positions]] = -torch.inf
+        return torch.where(limited.amax(1, keepdim=True) == -torch.inf, scores, limited)

@@ -3,10 +3,17 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .causal_data_exhird import generator_class
+from .generation_exhird import KeyphraseGenerator
 from .pipeline_base import TextPipeline
+from .prompted_generation_exhird import PromptedKeyphraseGenerator
 
-COUNTS = ("num_keyphrases", "batch_size", "max_phrases", "exclusion_window", "num_beams", "min_phrases")
+OPTIONS = ("num_keyphrases", "batch_size", "max_phrases", "exclusion_window", "min_phrases")
+
+
+def make_generator(model, tokenizer, **options) -> KeyphraseGenerator:
+    """The engine for a model: an `ExhirdForKeyphraseGeneration`, or a stock decoder."""
+    kind = KeyphraseGenerator if model.config.is_encoder_decoder else PromptedKeyphraseGenerator
+    return kind(model, tokenizer, **options)
 
 
 class KeyphraseGenerationPipeline(TextPipeline):
@@ -14,14 +21,13 @@ class KeyphraseGenerationPipeline(TextPipeline):
 
     Args:
         inputs: a text, or `{"title": ..., "text": ...}`; a list or a `datasets` column of them; or any other iterable or a
-            PyTorch data set of them, which is read lazily. A document may have `candidates`, a list of phrases, which a pretrained
-            decoder (`ExhirdForCausalLM`) scores beside those that it generates.
+            PyTorch data set of them, which is read lazily. A document may have `candidates`, a list of phrases, which a stock
+            decoder scores beside those that it generates.
         num_keyphrases (`int`, *optional*): the n most probable phrases, in the order in which they were generated; by
             default all.
         batch_size (`int`, default 8): number of documents per batch; documents are sorted by length.
-        max_phrases, max_words_per_phrase, exclusion_window: default to the model's configuration; for an `ExhirdForCausalLM`
+        max_phrases, max_words_per_phrase, exclusion_window: default to the model's configuration; for a stock decoder
             the second is `max_tokens_per_phrase`.
-        num_beams (`int`, default 1): hypotheses of each phrase.
         min_phrases (`int`): phrases to generate at least, for more suggestions than the model would make; duplicates among them
             are dropped.
 
@@ -48,7 +54,7 @@ class KeyphraseGenerationPipeline(TextPipeline):
 
     def _sanitize_parameters(self, **options):
         of_phrase = "max_words_per_phrase" if self.model.config.is_encoder_decoder else "max_tokens_per_phrase"
-        self.check_options(options, (*COUNTS, of_phrase))
+        self.check_options(options, (*OPTIONS, of_phrase))
         return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
@@ -68,7 +74,7 @@ class KeyphraseGenerationPipeline(TextPipeline):
             yield from self._forward(documents, **options)
 
     def _forward(self, documents: Iterable, **options) -> Iterable[list[dict]]:
-        return generator_class(self.model.config)(self.model, self.tokenizer, **options).stream(documents)
+        return make_generator(self.model, self.tokenizer, **options).stream(documents)
 
     def preprocess(self, documents: Iterable) -> Iterable:
         """Returns its input: `KeyphraseGenerator` tokenizes."""

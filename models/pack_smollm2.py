@@ -28,6 +28,7 @@ IN_8_BITS = re.compile(r"\.(A|B|lora_A|lora_B)\.weight$|\.experts\.(up|down)_pro
 # tokens of a window of a long text: more and fewer were worse (benchmarks/log/summaries.md)
 LENGTHS = {"moesumm-smollm2": 2048}
 NEGLIGIBLE = 1e-5  # of the largest singular value
+MOST = 64  # of the rank of an adapter
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -52,14 +53,22 @@ def added(model: dict[str, np.ndarray], backbone: dict[str, np.ndarray]) -> tupl
         elif (original := name.removeprefix(PREFIX)) not in backbone:
             new[name] = tensor
         elif not (tensor == backbone[original]).all():
-            raise SystemExit(
-                f"{name} was changed, which the package cannot hold. Train MLPs, deputies or adapters only."
-            )
+            new |= factors(name, (tensor - backbone[original]).astype(np.float64))
     for name in [name for name in new if name.endswith(tuple(DENSE))]:
         a, b, _ = decompose(new.pop(name), rank) if rank else (None, None, None)
         if rank:
             new |= {f"{name}.A.weight": a.astype(np.float32), f"{name}.B.weight": b.astype(np.float32)}
     return new, rank
+
+
+def factors(name: str, difference: np.ndarray) -> dict[str, np.ndarray]:
+    """The factors of an adapter that was added to a weight. Raises a `SystemExit` for another change of it."""
+    squares = spectrum(difference)[0] if difference.ndim == 2 and name.endswith("_proj.weight") else np.ones(MOST + 1)
+    rank = int((squares > NEGLIGIBLE**2 * squares.max()).sum())
+    if rank > MOST:
+        raise SystemExit(f"{name} was changed, which the package cannot hold. Train MLPs, deputies or adapters only.")
+    a, b, _ = decompose(difference, rank)
+    return {name.replace(".weight", f".lora_{x}.weight"): m.astype(np.float32) for x, m in (("A", a), ("B", b))}
 
 
 def quantize(factor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -89,12 +98,9 @@ def pack(run: Path, folder: Path) -> None:
         else:
             tensors[name] = tensor.astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
-    is_part = any(name.startswith(PREFIX) for name in new)
-    metadata = {
-        "backbone": BACKBONE,
-        KEY_MAPPING: json.dumps(AS_PART if is_part else OF_LLAMA),
-        "format": "pt",
-    }
+    is_part, is_adapter = (any(part in name for name in new) for part in (PREFIX, ".lora_A."))
+    mapping = AS_PART if is_part else {} if is_adapter else OF_LLAMA
+    metadata = {"backbone": BACKBONE, KEY_MAPPING: json.dumps(mapping), "format": "pt"}
     save_file(tensors, folder / TRAINED, metadata)
     order_metadata(folder / TRAINED, tuple(metadata))
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))

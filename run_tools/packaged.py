@@ -32,6 +32,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CARD = f"---\nlicense: apache-2.0\nbase_model: {HUB_IDS['smollm2']}\n---\n\n# SmolLM2\n\nUnpacked from `{GGUF}`, rounded to four bits.\n"
 WEIGHTS, TRAINED, KEY_MAPPING = "model.safetensors", "trained.safetensors", "key_mapping"
+LORA_A = ".lora_A.weight"
 COPIED = (".json", ".txt", ".jinja", ".md")
 TOKENIZER = ("tokenizer", "chat_template", "special_tokens")  # how the names of a tokenizer's files begin
 
@@ -100,7 +101,9 @@ def unpack_smollm2(folder: Path) -> None:
 
 
 def complete(package: Path, folder: Path) -> None:
-    """Writes the checkpoint of a package that holds what training has added to SmolLM2: its weights, renamed, and the new ones."""
+    """Writes the checkpoint of a package that holds what training has added to SmolLM2: its weights, renamed, and the new ones; to a
+    weight that has factors `lora_A` and `lora_B` their product is added.
+    """
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
@@ -111,7 +114,11 @@ def complete(package: Path, folder: Path) -> None:
         for pattern, new in mapping.items():
             name = re.sub(pattern, new, name)
         tensors[name] = tensor
-    save_file(tensors | expand(load_file(package / TRAINED)), folder / WEIGHTS, {"format": "pt"})
+    tensors |= expand(load_file(package / TRAINED))
+    for name in [name for name in tensors if name.endswith(LORA_A)]:  # of a stock model: in float32 nothing is lost
+        weight, B = (name.removesuffix(LORA_A) + end for end in (".weight", ".lora_B.weight"))
+        tensors[weight] = tensors[weight].float() + tensors.pop(B).float() @ tensors.pop(name).float()
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
     for path in (*(each for each in backbone.iterdir() if each.name.startswith(TOKENIZER)), *package.iterdir()):
         if path.suffix in COPIED:  # the package's own come last
             shutil.copyfile(path, folder / path.name)

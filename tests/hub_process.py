@@ -131,7 +131,7 @@ def open_checkpoints(folder, cases):
             results[repository] = describe(case, repository)
         if case["repositories"]:
             model = auto_class(case).from_pretrained(folder / name, trust_remote_code=True)
-            results[name]["needs"] = [needs_lexperts(model.lora_config)]
+            results[name]["needs"] = [needs_lexperts(model.lora_config)] if hasattr(model, "lora_config") else []
             if name.startswith("seke"):
                 results[name]["needs"].append(needs_lexperts(type(model).from_backbone, "minilm"))
     return results
@@ -165,7 +165,7 @@ def push_all(name, case, folder) -> dict:
     """A pipeline, a model, revisions of a private model, and an adapter -> the weights of each."""
     import torch
     from huggingface_hub import HfApi
-    from peft import get_peft_model
+    from peft import LoraConfig, get_peft_model
     from transformers import pipeline
 
     run, api = pipeline(list(case["tasks"])[-1], model=str(folder)), HfApi()
@@ -191,7 +191,9 @@ def push_all(name, case, folder) -> dict:
     digests["dev"] = digest(model)
 
     base = auto_class(case).from_pretrained(f"tester/{name}-model")
-    adapted = get_peft_model(base, base.lora_config(r=2))
+    has_own = hasattr(base, "lora_config")  # ExHiRD has none
+    config = base.lora_config(r=2) if has_own else LoraConfig(r=2, target_modules=["word_state"])
+    adapted = get_peft_model(base, config)
     for p in adapted.parameters():
         if p.requires_grad:
             torch.nn.init.normal_(p, std=0.2)

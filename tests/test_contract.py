@@ -43,7 +43,6 @@ OVERRIDES = {
     "seke": {"num_experts_per_tok": 9},
     "hypernet": {"pooling": "max"},
     "exhird": {"max_words_per_phrase": 0},
-    "exhird_causal": {"max_tokens_per_phrase": 0},
     "moesumm": {"num_deputies": 0},
     "lexicon": {"num_experts_per_tok": 9},
 }
@@ -70,7 +69,7 @@ def backbones(tmp_path_factory):
 
 def backbone_of(name):
     """The folder in `backbones` of a class's kind, and one of another kind."""
-    if name in ("ExhirdForCausalLM", "MoeSummForCausalLM"):
+    if name == "MoeSummForCausalLM":
         return "decoder", "encoder"
     return ("summariser", "encoder") if name.startswith("MoeSumm") else ("encoder", "summariser")
 
@@ -80,10 +79,6 @@ def from_folder(name, folder, **options):
     cls = CASES[name].cls
     if name.startswith("MoeSumm"):
         return cls.from_backbone(folder, ["news"], **{"deputy_intermediate_size": 8, **options})
-    if name == "ExhirdForCausalLM":
-        return cls.from_backbone(folder, **{"separator_token_id": 4, "absent_token_id": 5, **options})
-    if name.startswith("Exhird"):
-        return cls.from_backbone(folder, exhird_tokenizer(), **{"hidden_size": 8, **options})
     if name.startswith("Hypernet"):
         return cls.from_backbone(folder, **{"meta_embedding_size": 4, "hidden_size": 8, **options})
     return cls.from_backbone(folder, **options)
@@ -92,12 +87,6 @@ def from_folder(name, folder, **options):
 def over_backbone(name, backbones, form="", **options):
     """`from_backbone` of a class on a backbone of its kind."""
     return from_folder(name, backbones / f"{backbone_of(name)[0]}{form}", **options)
-
-
-def exhird_tokenizer():
-    from modeling_exhird import ExhirdTokenizer
-
-    return ExhirdTokenizer.from_texts(["graph cuts segment images", "tides move water"])
 
 
 def pretrained_weight(model) -> torch.Tensor:
@@ -204,7 +193,7 @@ def test_what_is_new_over_a_backbone_is_not_reported_as_missing(name, backbones,
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in FROM_BACKBONE if not name.startswith(("MoeSumm", "ExhirdForCausalLM"))]
+    "name", [name for name in FROM_BACKBONE if not name.startswith("MoeSumm")]
 )  # without a new head
 @pytest.mark.parametrize("rows", [None, 3], ids=["same shapes", "other shapes"])
 def test_no_weight_of_a_checkpoint_is_taken_for_a_new_module_of_its_name(name, rows, backbones, tmp_path):
@@ -246,10 +235,9 @@ def test_from_backbone_quantises_the_backbone_alone(name, backbones, tmp_path):
     assert quantized and all(n.startswith(model.backbone_path) for n in quantized)
     model.save_pretrained(tmp_path)
     again = CASES[name].cls.from_pretrained(tmp_path)
-    if name != "ExhirdForKeyphraseGeneration":
-        inputs = make_inputs(name)
-        inputs |= {"dataset_ids": torch.tensor([0, -1])} if "dataset_ids" in inputs else {}
-        torch.testing.assert_close(run(again, inputs), run(model, inputs), rtol=0, atol=1e-6)
+    inputs = make_inputs(name)
+    inputs |= {"dataset_ids": torch.tensor([0, -1])} if "dataset_ids" in inputs else {}
+    torch.testing.assert_close(run(again, inputs), run(model, inputs), rtol=0, atol=1e-6)
 
 
 def test_a_backbone_that_lacks_its_own_weights_is_refused(backbones, tmp_path):
@@ -285,7 +273,7 @@ def test_what_is_no_backbone_is_named(name, backbones, tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_embeddings_are_resized_and_saved(name, tmp_path):
     model, inputs = make_model(name), make_inputs(name)
-    if name.startswith("Exhird") and name != "ExhirdForCausalLM":  # its vocabulary is its own tokenizer's
+    if name.startswith("Exhird"):  # its vocabulary is its own tokenizer's
         assert model.resize_token_embeddings(VOCABULARY) is model.get_input_embeddings()
         with pytest.raises(ValueError, match=f"{VOCABULARY:,} words .* {VOCABULARY + 8:,}"):
             model.resize_token_embeddings(VOCABULARY + 8)
@@ -309,7 +297,7 @@ def values_and_gradients(model, inputs):
 @pytest.mark.parametrize("name", CASES)
 def test_experts_implementations_have_the_names_of_transformers(name, tmp_path):
     model, inputs = make_model(name), make_inputs(name)
-    if model.config.model_type in ("hypernet", "exhird", "exhird_causal"):  # no experts: as a stock BERT
+    if model.config.model_type in ("hypernet", "exhird"):  # no experts: as a stock BERT
         model.set_experts_implementation("eager")
         with pytest.raises(ValueError, match="experts"):
             model.set_experts_implementation("grouped_mm")

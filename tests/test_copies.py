@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 ALL = ("exhird", "hypernet", "lexicon", "moesumm", "seke")
 MASTERS = {"backbone": "seke", "saving": "seke", "validation": "seke", "cache": "lexicon", "answers": "lexicon"}
 WITHOUT = {
-    "backbone": {"lexicon"},
-    "cache": {"hypernet", "seke"},
+    "backbone": {"exhird", "lexicon"},
+    "cache": {"exhird", "hypernet", "seke"},
     "answers": {"hypernet", "seke"},
 }  # no backbone, no decoder
 

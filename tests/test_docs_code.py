@@ -27,7 +27,7 @@ from transformers import BertConfig, BertModel, PreTrainedModel, pipeline, set_s
 import merge_tools
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
 from tests.merge_tools.conftest import save_expert
-from tests.modeling_exhird.causal import causal_tokenizer, tiny_causal
+from tests.modeling_exhird.llamas import llama_tokenizer, tiny_llama
 from tests.modeling_lexicon.conftest import tiny_lexicon
 from tests.test_docs import PACKAGES, PAGES, ROOT, blocks_of, checkpoints, exists, tiny_tokenizer  # noqa: F401
 from tests.tiny_models import decoder_config, encoder_config, make_model, summariser_config
@@ -179,7 +179,7 @@ def save_model(model: PreTrainedModel, folder, **tokens) -> None:
 def prepare(page: str, folder) -> None:
     """Adds what only this page expects."""
     if page.startswith("exhird"):
-        for part in (tiny_causal().backbone, causal_tokenizer()):
+        for part in (tiny_llama(), llama_tokenizer()):
             part.save_pretrained(folder / "HuggingFaceTB/SmolLM2-135M")
     if page.startswith("definitions"):
         save_model(tiny_lexicon(LexiconForCausalLM, max_position_embeddings=256), folder / "mixture")

@@ -21,8 +21,8 @@ from modeling_seke import SekeForTokenClassification
 from run_tools.cards import is_blank
 from tests.hub_process import BASE, TEXT, describe
 from tests.loopback_hub import LoopbackHub
-from tests.modeling_exhird.causal import causal_tokenizer, tiny_causal
-from tests.modeling_exhird.conftest import DOCUMENTS, tiny_exhird, tokenizer_for  # noqa: F401
+from tests.modeling_exhird.conftest import DOCUMENTS, tiny_exhird, word_tokenizer
+from tests.modeling_exhird.llamas import llama_tokenizer, tiny_llama
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.modeling_lexicon.conftest import tiny_lexicon
 from tests.modeling_moesumm.conftest import tiny_moesumm
@@ -51,9 +51,8 @@ CASES = {
     "hypernet-classes": ("AutoModelForSequenceClassification", CLASSIFY),
     "hypernet-answers": ("AutoModelForQuestionAnswering", ASK),
     "exhird-transformer": (SEQ2SEQ, GENERATE),
-    "exhird-bilstm": (SEQ2SEQ, GENERATE),
-    "exhird-pretrained": (SEQ2SEQ, GENERATE),
-    "exhird-causal": (CAUSAL, GENERATE),
+    "exhird-bigru": (SEQ2SEQ, GENERATE),
+    "exhird-llama": (CAUSAL, GENERATE),
     "moesumm-bart": (SEQ2SEQ, SUMMARIZE),
     "moesumm-pegasus": (SEQ2SEQ, SUMMARIZE),
     "moesumm-mbart": (SEQ2SEQ, SUMMARIZE),
@@ -65,7 +64,7 @@ PUSHED = (
     "seke-bert",
     "hypernet-tags",
     "hypernet-answers",
-    "exhird-pretrained",
+    "exhird-bigru",
     "moesumm-bart",
     "moesumm-llama",
     "lexicon-token",
@@ -74,7 +73,6 @@ AGAIN = (
     *PUSHED,
     "hypernet-classes",
     "exhird-transformer",
-    "exhird-causal",
 )  # every package and head: the backbone changes no code
 OTHER_PUSHES = {"seke-bert": ["tester/untrained", "tester/saved"]}
 PIPELINES = {
@@ -82,7 +80,6 @@ PIPELINES = {
     "HypernetForTokenClassification": "keyphrase-extraction",
     "HypernetForQuestionAnswering": "extractive-qa",
     "ExhirdForKeyphraseGeneration": "keyphrase-generation",
-    "ExhirdForCausalLM": "keyphrase-generation",
     "MoeSummForConditionalGeneration": "moe-summarization",
     "MoeSummForCausalLM": "moe-summarization",
     "LexiconForCausalLM": "definition-modeling",
@@ -93,15 +90,15 @@ each_pipeline = pytest.mark.parametrize("name", PIPELINES)
 
 
 @pytest.fixture(scope="module")
-def make(tiny_seke, tiny_tokenizer, tiny_hypernet, tiny_exhird, tokenizer_for):  # noqa: F811
+def make(tiny_seke, tiny_tokenizer, tiny_hypernet):  # noqa: F811
     """make(name) -> a model whose pipelines return something, and its tokenizer."""
 
     def build(name):
         package, kind = name.split("-", 1)
-        if name == "exhird-causal":
-            return tiny_causal(adapter_rank=2), causal_tokenizer()
+        if name == "exhird-llama":
+            return tiny_llama(), llama_tokenizer()
         if package == "exhird":
-            return tiny_exhird(kind), tokenizer_for(kind)
+            return tiny_exhird(kind), word_tokenizer()
         tokenizer = type(tiny_tokenizer)(
             tokenizer_object=tiny_tokenizer.backend_tokenizer, **tiny_tokenizer.special_tokens_map, model_max_length=64
         )
@@ -217,27 +214,23 @@ def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
     code = {file for file in names if file.endswith(".py")}
     parts = ("modeling", "configuration", "saving", "validation")
     files = {entry["impl"].split(".")[0] + ".py" for entry in config.get("custom_pipelines", {}).values()}
-    suffix = dict.fromkeys(("modeling", "configuration"), "_causal" if kind == "causal" else "")
-    required = {
-        *(f"{part}_{package}{suffix.get(part, '')}.py" for part in parts),
-        *files,
-    }
+    is_stock = name == "exhird-llama"  # a Llama of transformers and our pipeline
+    required = {*files, *(f"{part}_{package}.py" for part in parts if not is_stock)}
     assert required | {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     assert code <= own | files
     for file in code:  # what is imported is there
         imported = re.findall(r"^\s*from \.(\w+) import", (folder / file).read_text(encoding="utf-8"), re.M)
         assert {f"{module}.py" for module in imported} <= names, file
     assert not any(file.endswith((".bin", ".pkl", ".pt")) for file in names)
-    directories = {path.name for path in folder.iterdir() if path.is_dir()}
-    assert directories == ({"subword_tokenizer"} if name == "exhird-pretrained" else set())
+    assert not any(path.is_dir() for path in folder.iterdir())
     auto, tasks = CASES[name]
-    assert set(config["auto_map"]) == {"AutoConfig", auto}
+    assert set(config.get("auto_map", ())) == (set() if is_stock else {"AutoConfig", auto})
     assert list(config.get("custom_pipelines", {})) == [task for task in tasks if not task.endswith("-classification")]
     for file in ("config.json", "tokenizer_config.json"):
         assert str(folder.parent) not in (folder / file).read_text()
     if package == "moesumm":
         assert config["text_config"]["model_type"] == kind and "generation_config.json" in names
-    if package == "exhird" and kind != "causal":
+    if package == "exhird" and not is_stock:
         tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
         assert tokenizer["auto_map"]["AutoTokenizer"][0] == "tokenization_exhird.ExhirdTokenizer"
 
@@ -295,9 +288,8 @@ def test_with_the_project_imported_its_own_classes_run(name, checkpoints, hub):
     check_same(hub.pushed[name]["trusted"], checkpoints[1][name])
     for trust, entry in ((False, checkpoints[1][name]), (True, hub.pushed[name]["trusted"])):
         package, modules = name.split("-")[0], entry["modules"]
-        of_class = "exhird_causal" if name == "exhird-causal" else package
-        assert modules["model"] == modules["auto"] == f"modeling_{package}.modeling_{of_class}"
-        assert modules["config"] == f"modeling_{package}.configuration_{of_class}"
+        assert modules["model"] == modules["auto"] == f"modeling_{package}.modeling_{package}"
+        assert modules["config"] == f"modeling_{package}.configuration_{package}"
         if not trust or package in ("seke", "hypernet"):  # the others' own pipelines and tokenizers need the flag
             assert modules["pipeline"] == checkpoints[1][name]["modules"]["pipeline"]
             assert modules["tokenizer"] == checkpoints[1][name]["modules"]["tokenizer"]
@@ -307,7 +299,7 @@ def test_with_the_project_imported_its_own_classes_run(name, checkpoints, hub):
 def test_without_the_project_the_checkpoints_own_code_runs(name, checkpoints, hub):
     entry, expected = hub.opened[name], checkpoints[1][name]
     check_same(entry, expected)
-    assert entry["refused"]  # without trust_remote_code
+    assert entry["refused"] == (name != "exhird-llama")  # without trust_remote_code; a stock model opens
     needs = {task for task, value in entry["results"].items() if "pip install lexperts" in str(value)}
     assert needs == {"keyphrase-extraction"} & set(CASES[name][1])
     for part in ("model", "auto", "config", "pipeline", "tokenizer"):
@@ -333,16 +325,16 @@ def test_what_pipelines_models_and_the_trainer_push_opens_without_the_project(na
 
 @each_pushed
 def test_what_a_saved_model_does_not_need_names_the_package(name, hub):
-    """`lora_config` and, of SEKE, `from_backbone`."""
+    """`lora_config`, which ExHiRD does not have, and, of SEKE, `from_backbone`."""
     needs = hub.opened[name]["needs"]
-    assert all(needs) and len(needs) == 1 + name.startswith("seke")
+    assert all(needs) and len(needs) == 1 + name.startswith("seke") - name.startswith("exhird")
 
 
 def test_checkpoints_are_different(checkpoints):
     """The negative control of all comparisons."""
     digests = [entry["digest"] for entry in checkpoints[1].values()]
     assert len(set(digests)) == len(digests)
-    results = [rounded(checkpoints[1][f"exhird-{kind}"]["results"]) for kind in ("transformer", "bilstm")]
+    results = [rounded(checkpoints[1][f"exhird-{kind}"]["results"]) for kind in ("transformer", "bigru")]
     assert results[0] != results[1]
 
 

@@ -23,7 +23,6 @@ from torch.testing import assert_close
 
 from modeling_hypernet import HypernetModel
 
-from .modeling_exhird.conftest import rows_for, tiny_exhird, tokenizer_for  # noqa: F401  (fixtures)
 from .modeling_hypernet.conftest import tiny_hypernet  # noqa: F401  (a fixture)
 from .modeling_lexicon.conftest import tiny_lexicon
 from .modeling_moesumm.conftest import tiny_moesumm
@@ -92,11 +91,6 @@ CASES = {
     },
     "Lexicon token": {"task": "CAUSAL_LM", **LEXICON},
     "Lexicon classes": {"task": "SEQ_CLS", **LEXICON},
-    "ExHiRD-causal weights": {
-        "task": "CAUSAL_LM",
-        "linears": ["q_proj", "v_proj"],
-        "options": ONE_LAYER["ExHiRD-causal"],
-    },
     "ExHiRD transformer": {"task": None, "linears": ["query", "value", "word_state"], "heads": ["generator"]},
 }
 WITH_EXPERTS = [name for name, case in CASES.items() if "experts" in case]

@@ -12,7 +12,6 @@ from transformers.pipelines.pt_utils import KeyDataset
 import lexperts  # noqa: F401
 from run_tools.cards import is_blank
 from run_tools.packaged import DEFAULT_MODELS
-from tests.modeling_exhird.conftest import tiny_exhird, tokenizer_for  # noqa: F401
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.test_hub_contract import make  # noqa: F401
 
@@ -21,7 +20,7 @@ TERMS = [{"term": "graph", "context": text} for text in TEXTS]
 QUESTIONS = [{"question": "is the network", "context": text} for text in TEXTS]
 PIPELINES = {
     "keyphrase-extraction": ("seke-bert", TEXTS, {"top_k": None}),
-    "keyphrase-generation": ("exhird-bilstm", TEXTS, {}),
+    "keyphrase-generation": ("exhird-bigru", TEXTS, {}),
     "moe-summarization": ("moesumm-bart", TEXTS, {"max_length": 6, "num_beams": 1}),
     "definition-modeling": ("lexicon-token", TERMS, {"max_new_tokens": 3}),
     "extractive-qa": ("hypernet-answers", QUESTIONS, {}),

@@ -10,7 +10,7 @@ OF_PACKAGE = {
     "modeling_moesumm": "moe-summarization", "keyphrase_tools": "keyphrase-extraction",
 }  # fmt: skip
 TASKS = tuple(OF_PACKAGE.values())
-MODEL_TYPES = ("seke", "exhird", "exhird_causal", "hypernet", "moesumm", "lexicon")
+MODEL_TYPES = ("seke", "exhird", "hypernet", "moesumm", "lexicon")
 CHECK = f"""
 from transformers import AutoConfig
 from transformers.pipelines import PIPELINE_REGISTRY

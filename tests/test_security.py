@@ -6,10 +6,9 @@ import pytest
 from transformers import AutoConfig
 
 from merge_tools import compose
-from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration
 
 from .merge_tools.conftest import edit_json, recipe_of, save_expert
-from .tiny_models import CASES, encoder_config, make_inputs, make_model, run
+from .tiny_models import CASES, make_inputs, make_model, run
 
 IMPLEMENTATION_KEYS = [
     f"{kind}_implementation{end}" for kind in ("attn", "_attn", "experts", "_experts") for end in ("", "_internal")
@@ -25,13 +24,8 @@ AUTO_MAP = dict.fromkeys(
 
 
 def saved(name, folder):
-    """A checkpoint of a class with a pretrained backbone inside, where it may have one."""
+    """A checkpoint of a class."""
     model = make_model(name)
-    if name == "ExhirdForKeyphraseGeneration":
-        sizes = {"hidden_size": 8, "embedding_size": 8, "vocab_size": 60}
-        model = ExhirdForKeyphraseGeneration(
-            ExhirdConfig(encoder_type="pretrained", text_config=encoder_config(), **sizes)
-        )
     model.save_pretrained(folder)
     return model
 
@@ -44,7 +38,7 @@ def manipulate(folder, nested: bool, **changes):
 
 def places(name):
     config = make_model(name).config
-    return (False, True) if "text_config" in config.sub_configs and name != "ExhirdEncoder" else (False,)
+    return (False, True) if "text_config" in config.sub_configs else (False,)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -79,8 +73,7 @@ def test_code_that_a_checkpoint_names_is_not_run(name, tmp_path):
     again = CASES[name].cls.from_pretrained(tmp_path / "checkpoint")
     AutoConfig.from_pretrained(tmp_path / "checkpoint")
     assert type(again) is type(model) and not mark.exists()
-    if name != "ExhirdForKeyphraseGeneration":
-        run(again, make_inputs(name))
+    run(again, make_inputs(name))
     again.save_pretrained(tmp_path / "again")
     assert "planted" not in (tmp_path / "again" / "config.json").read_text()
     assert not mark.exists()

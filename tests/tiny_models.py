@@ -20,11 +20,8 @@ from transformers import (
 from keyphrase_tools.labels import tokenize_documents as tokenize_keyphrases
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
-    DataCollatorForPrompts,
-    ExhirdCausalConfig,
     ExhirdConfig,
     ExhirdEncoder,
-    ExhirdForCausalLM,
     ExhirdForKeyphraseGeneration,
 )
 from modeling_hypernet import (
@@ -41,7 +38,7 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequen
 from modeling_moesumm import MoeSummConfig, MoeSummForCausalLM, MoeSummForConditionalGeneration, MoeSummModel
 from modeling_seke import SekeConfig, SekeForTokenClassification, SekeModel
 
-from .modeling_exhird.causal import causal_rows, causal_tokenizer, tiny_causal
+from .modeling_exhird.conftest import document_rows, tiny_exhird, word_tokenizer
 from .modeling_lexicon.conftest import POLICIES, tiny_lexicon
 from .modeling_moesumm.conftest import tiny_moesumm
 
@@ -94,10 +91,6 @@ def exhird_config() -> ExhirdConfig:
     return ExhirdConfig(vocab_size=VOCABULARY, max_phrases=3, **sizes)
 
 
-def exhird_causal_config() -> ExhirdCausalConfig:
-    return ExhirdCausalConfig(text_config=decoder_config(), separator_token_id=4, absent_token_id=5)
-
-
 def lexicon_config() -> LexiconConfig:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     return LexiconConfig(vocab_size=VOCABULARY, max_position_embeddings=32, pad_token_id=1, **sizes)
@@ -122,7 +115,6 @@ CASES = {
         Case(HypernetForQuestionAnswering, hypernet_config, PAIR),
         Case(ExhirdEncoder, exhird_config, TEXT),
         Case(ExhirdForKeyphraseGeneration, exhird_config, (*TEXT, "labels")),
-        Case(ExhirdForCausalLM, exhird_causal_config, TEXT),
         Case(MoeSummModel, moesumm_config, (*TEXT, "decoder_input_ids", "dataset_ids")),
         Case(MoeSummForConditionalGeneration, moesumm_config, (*TEXT, "decoder_input_ids", "dataset_ids")),
         Case(MoeSummForCausalLM, partial(moesumm_config, decoder_config), (*TEXT, "dataset_ids")),
@@ -299,12 +291,11 @@ def trainable_hypernet(kind: str, fixture: Callable) -> Trainable:
 
 
 def trainable_exhird(kind: str, fixture: Callable) -> Trainable:
-    tokenizer = fixture("tokenizer_for")(kind)
     return Trainable(
-        partial(fixture("tiny_exhird"), kind, exclusive_loss_coef=1.0),
-        fixture("rows_for")(kind) * 2,
-        DataCollatorForKeyphraseGeneration(tokenizer),
-        tokenizer,
+        partial(tiny_exhird, kind, exclusive_loss_coef=1.0),
+        document_rows() * 2,
+        DataCollatorForKeyphraseGeneration(word_tokenizer()),
+        word_tokenizer(),
         output="log_probs",
         over="labels",
         regularized={"dropout": 0.1},
@@ -312,20 +303,6 @@ def trainable_exhird(kind: str, fixture: Callable) -> Trainable:
         rate=0.02,
         falls_to=0.4,
         first_label=None,
-    )
-
-
-def trainable_exhird_causal(kind: str, fixture: Callable) -> Trainable:
-    """All weights of a decoder, or its factors of low rank."""
-    return Trainable(
-        partial(tiny_causal, adapter_rank=2 if kind == "factors" else None),
-        causal_rows() * 4,
-        DataCollatorForPrompts(causal_tokenizer()),
-        causal_tokenizer(),
-        regularized={"changes": {"attention_dropout": 0.1}},
-        rate=2e-2,
-        falls_to=0.9 if kind == "factors" else 0.7,
-        first_label=1,
     )
 
 
@@ -392,15 +369,13 @@ def trainable_lexicon(policy: str, fixture: Callable) -> Trainable:
 FAMILIES = {
     "SEKE": (trainable_seke, ("bert", "deberta-v2", "modernbert")),
     "hypernet": (trainable_hypernet, ("tags", "classes", "answers")),
-    "ExHiRD": (trainable_exhird, ("transformer", "bigru", "bilstm", "cnn", "pretrained")),
-    "ExHiRD-causal": (trainable_exhird_causal, ("weights", "factors")),
+    "ExHiRD": (trainable_exhird, ("transformer", "bigru")),
     "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "mbart", "flat")),
     "MoeSummCausal": (trainable_moesumm_causal, ("llama", "qwen3")),
     "Lexicon": (trainable_lexicon, (*POLICIES, "classes")),
 }
 ONE_LAYER = {  # options of `make`
     "ExHiRD": {"num_hidden_layers": 1},
-    "ExHiRD-causal": {"changes": {"num_hidden_layers": 1}},
     "Lexicon": {"num_hidden_layers": 1},
     "MoeSumm": {"changes": {"encoder_layers": 1, "decoder_layers": 1}},
     "MoeSummCausal": {"changes": {"num_hidden_layers": 1}},

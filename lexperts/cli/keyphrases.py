@@ -95,7 +95,6 @@ def generate(
     model: Annotated[str | None, ModelOption(help="Keyphrase generator; by default lexperts-exhird-smollm2.")] = None,
     examples: Annotated[Path | None, FileOption(help="Labelled JSON Lines: keyphrases of near ones compete.")] = None,
     num_keyphrases: Annotated[int | None, Count(help="Phrases per document; default: all.")] = None,
-    num_beams: Annotated[int, Count(help="Hypotheses of each phrase.")] = 1,
     min_phrases: Annotated[int | None, Count(help="Phrases to generate at least, for more suggestions.")] = None,
     embedder: Annotated[str, typer.Option(help="What finds near examples: a sentence-transformers model.")] = "minilm",
     batch_size: file_options.BatchSize = 8,
@@ -130,8 +129,7 @@ def generate(
         read = read_labelled(examples, text_column=text_column, hint="--examples needs texts and their keyphrases.")
         names = {"text": text_column, "title": title_column, "keyphrases": "keyphrases"}
         labelled = [{key: row.get(column) for key, column in names.items()} for row in read]
-    options: dict = {"num_keyphrases": num_keyphrases, "num_beams": num_beams}
-    options |= {"min_phrases": min_phrases, "batch_size": batch_size}
+    options: dict = {"num_keyphrases": num_keyphrases, "min_phrases": min_phrases, "batch_size": batch_size}
     process = partial(open_generator, name, device, options, labelled, embedder)
     files = {"model": name, "examples": examples, "embedder": embedder}
     check = partial(to_document, text_column=text_column, title_column=title_column)

@@ -86,11 +86,11 @@ def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
 
 
 def test_an_unknown_data_set_and_a_model_of_another_kind_are_errors_of_the_option(model, source, tmp_path):
-    for part in (make_model("ExhirdForCausalLM"), model[1]):
+    for part in (make_model("LexiconForCausalLM"), model[1]):
         part.save_pretrained(tmp_path / "other")
     for options, message in (
         (["-m", model[2], "--dataset", "newz"], "dataset='newz'"),
-        (["-m", tmp_path / "other"], "ExhirdForCausalLM"),
+        (["-m", tmp_path / "other"], "LexiconForCausalLM"),
     ):
         done = run(source, tmp_path / "out.jsonl", *options, *FAST)
         assert done.exit_code == 2 and message in done.stderr.replace('"', "'"), done.stderr

@@ -1,4 +1,4 @@
-"""Tiny keyphrase generators with every kind of encoder, their tokenizers, and documents for them."""
+"""Tiny keyphrase generators with both encoders, their tokenizers, and documents for them."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from modeling_exhird import (
     tokenize_documents,
 )
 
-KINDS = ("transformer", "bigru", "bilstm", "cnn", "pretrained")
+KINDS = ("transformer", "bigru")
 VOCABULARY = [
     "graph cuts segment images by the flow in a network",
     "neural networks learn the cut of a graph, and deep models learn languages",
@@ -43,57 +43,37 @@ SIZES = {
     "initializer_range": 0.5,
 }
 MASKS = {"lead_size": 1, "window_size": 3, "attention_top_k": 2}
-KIND_SIZES = {"transformer": {"num_attention_heads": 2, "intermediate_size": 24, **MASKS}}
+KIND_SIZES = {
+    "transformer": {"num_attention_heads": 2, "intermediate_size": 24, **MASKS},
+    "bigru": {"embedding_size": 8},
+}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-@pytest.fixture(scope="session")
-def tokenizer_for(tiny_tokenizer):
-    """tokenizer_for(kind, padding_side) -> the words' tokenizer, for the pretrained kind with sub-words too."""
-
-    def make(kind="transformer", padding_side="right"):
-        tokenizer = ExhirdTokenizer.from_texts(VOCABULARY, padding_side=padding_side)
-        return tokenizer.with_subword_tokenizer(tiny_tokenizer) if kind == "pretrained" else tokenizer
-
-    return make
+def word_tokenizer(padding_side="right"):
+    return ExhirdTokenizer.from_texts(VOCABULARY, padding_side=padding_side)
 
 
-@pytest.fixture(scope="session")
-def tiny_exhird(tokenizer_for, backbone_config):
-    """tiny_exhird(kind, **options) -> a new model in eval mode, always the same weights."""
-
-    def make(kind="transformer", **options):
-        torch.manual_seed(0)
-        if kind == "pretrained":
-            options = {"text_config": backbone_config("bert"), **options}
-        sizes = {**SIZES, **KIND_SIZES.get(kind, {"embedding_size": 8})}
-        config = ExhirdConfig.from_tokenizer(tokenizer_for(kind), encoder_type=kind, **{**sizes, **options})
-        return ExhirdForKeyphraseGeneration(config).eval()
-
-    return make
+def tiny_exhird(kind="transformer", **options):
+    """A new model in eval mode, always the same weights."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, **KIND_SIZES[kind], **options}
+    return ExhirdForKeyphraseGeneration(
+        ExhirdConfig.from_tokenizer(word_tokenizer(), encoder_type=kind, **sizes)
+    ).eval()
 
 
-@pytest.fixture(scope="session")
-def rows_for(tokenizer_for):
-    """rows_for(kind) -> the documents' rows, as `tokenize_documents` gives them."""
-
-    def make(kind="transformer"):
-        rows = tokenize_documents(DOCUMENTS, tokenizer_for(kind))
-        return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-
-    return make
+def document_rows():
+    """The documents' rows, as `tokenize_documents` gives them."""
+    rows = tokenize_documents(DOCUMENTS, word_tokenizer())
+    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
 
 
-@pytest.fixture(scope="session")
-def batch_for(tokenizer_for, rows_for):
-    """batch_for(kind, only, padding_side, pad_to_multiple_of) -> all documents, or those of the given numbers."""
-
-    def make(kind="transformer", only=None, padding_side="right", pad_to_multiple_of=None):
-        rows = rows_for(kind)
-        collate = DataCollatorForKeyphraseGeneration(tokenizer_for(kind, padding_side), pad_to_multiple_of)
-        return collate([rows[i] for i in only] if only is not None else rows)
-
-    return make
+def make_batch(only=None, padding_side="right", pad_to_multiple_of=None):
+    """All documents, or those of the given numbers."""
+    rows = document_rows()
+    collate = DataCollatorForKeyphraseGeneration(word_tokenizer(padding_side), pad_to_multiple_of)
+    return collate([rows[i] for i in only] if only is not None else rows)
 
 
 def generate_keyphrases(model, tokenizer, documents, **options):

@@ -3,25 +3,19 @@
 import pytest
 from transformers import pipeline
 
-from .conftest import DOCUMENTS, each_kind
+from .conftest import DOCUMENTS, each_kind, make_batch, tiny_exhird, word_tokenizer
 
 
 @each_kind
-def test_losses_and_gradients_are_the_cpus(kind, tiny_exhird, batch_for, same_on_cuda):
-    same_on_cuda(tiny_exhird(kind), batch_for(kind))
-
-
-def test_block_sparse_attention_is_the_cpus(tiny_exhird, batch_for, same_on_cuda):
-    same_on_cuda(tiny_exhird(use_top_k=False), batch_for())
+def test_losses_and_gradients_are_the_cpus(kind, same_on_cuda):
+    same_on_cuda(tiny_exhird(kind), make_batch())
 
 
 @each_kind
-def test_keyphrases_are_the_cpus_in_any_batch(kind, tiny_exhird, tokenizer_for, same_on_cuda):
+def test_keyphrases_are_the_cpus_in_any_batch(kind, same_on_cuda):
     documents, found = DOCUMENTS["text"], {}
     for device in ("cpu", "cuda"):
-        generate = pipeline(
-            "keyphrase-generation", model=tiny_exhird(kind), tokenizer=tokenizer_for(kind), device=device
-        )
+        generate = pipeline("keyphrase-generation", model=tiny_exhird(kind), tokenizer=word_tokenizer(), device=device)
         found[device] = generate(documents, batch_size=4)
         alone = [phrase["keyphrase"] for phrase in generate(documents[0])]
         assert alone == [phrase["keyphrase"] for phrase in found[device][0]]

@@ -6,7 +6,7 @@ from transformers import BartConfig, BartForConditionalGeneration, LlamaConfig, 
 
 from modeling_exhird import ExclusionLogitsProcessor
 
-from .causal import causal_tokenizer
+from .llamas import llama_tokenizer
 
 PAD, EOS, SEPARATOR, MARK, V = 0, 1, 2, 3, 12
 WINDOWS = (0, 1, 2, 4, -1)
@@ -71,15 +71,6 @@ def test_it_excludes_what_the_reference_excludes(window):
             assert torch.equal(values[kept], before[row, kept])
 
 
-def test_all_preceding_phrases_have_three_names():
-    ids, scores = torch.tensor([[5, SEPARATOR, 6, SEPARATOR]]), torch.zeros(1, V)
-    found = [
-        ExclusionLogitsProcessor(None, SEPARATOR, every, prompt_length=0)(ids, scores) for every in (-1, None, "all")
-    ]
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
-    assert (found[0] == -torch.inf).nonzero()[:, 1].tolist() == [5, 6]
-
-
 def test_a_row_that_would_allow_no_token_keeps_its_scores():
     """Other processors allow the excluded tokens alone."""
     ids, scores = torch.tensor([[5, SEPARATOR], [6, SEPARATOR]]), torch.full((2, V), -torch.inf)
@@ -136,27 +127,7 @@ def test_a_batch_is_excluded_as_its_rows_are():
 
 
 def test_separators_are_named_as_texts_or_ids():
-    tokenizer = causal_tokenizer()
+    tokenizer = llama_tokenizer()
     (separator,), (mark,) = (tokenizer(text)["input_ids"] for text in (" ;", " |"))
     assert ExclusionLogitsProcessor(tokenizer, prompt_length=1).separators == [separator]
     assert ExclusionLogitsProcessor(tokenizer, [" ;", mark], prompt_length=1).separators == [separator, mark]
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"separator": " <absent>"}, r"' <absent>' is \d+ tokens.*must be one"),
-        ({"tokenizer": None}, "tokenizer=None"),
-        ({"window": -2}, "window=-2"),
-        ({"window": "none"}, "window='none'"),
-        ({"prompt_length": -1}, "prompt_length=-1"),
-    ],
-)
-def test_what_cannot_be_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        ExclusionLogitsProcessor(**{"tokenizer": causal_tokenizer(), "prompt_length": 3, **options})
-
-
-def test_a_prompt_longer_than_the_sequences_is_an_error():
-    with pytest.raises(ValueError, match="prompt_length=7 exceeds the 6 tokens"):
-        ExclusionLogitsProcessor(None, 2, prompt_length=7)(inputs()["input_ids"], torch.zeros(2, V))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from lexperts.cli.keyphrases import app
 
-from .conftest import DOCUMENTS
+from .conftest import DOCUMENTS, tiny_exhird, word_tokenizer
 
 ROWS = [
     {"id": f"d{i}", "title": title, "text": text, "year": 2000 + i}
@@ -24,14 +24,14 @@ OPTIONS = ["--num-keyphrases", "3", "--batch-size", "2", "--device", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_exhird, tokenizer_for, tmp_path_factory):
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     model = tiny_exhird("bigru", initializer_range=0.7, exclusion_window=-1)
     with torch.no_grad():  # copies more, so that some phrases are present
         model.generator.copy.bias.fill_(0.0)
         model.generator.vocabulary.bias[4] += 8.0
     model.save_pretrained(folder)
-    tokenizer_for("bigru").save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -82,8 +82,8 @@ def test_rows_hold_the_phrases_of_the_pipeline(folder, source, tmp_path):
 def test_a_parquet_file_has_types_and_other_settings_are_named(folder, source, tmp_path):
     output = tmp_path / "out.parquet"
     assert run(source, output, folder).exit_code == 0
-    done = run(source, output, folder, "--num-beams", "2")
-    assert done.exit_code == 2 and "num_beams=1 before, 2 now" in done.stderr
+    done = run(source, output, folder, "--min-phrases", "2")
+    assert done.exit_code == 2 and "min_phrases=None before, 2 now" in done.stderr
     schema = parquet.read_table(output).schema
     assert schema.field("keyphrases").type.value_type.field("present").type == pyarrow.bool_()
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from modeling_exhird import DataCollatorForKeyphraseGeneration, tokenize_documents
 from modeling_exhird.decoder_exhird import (
     EncoderMemory,
     HierarchicalDecoder,
@@ -13,17 +12,16 @@ from modeling_exhird.decoder_exhird import (
     labels_by_phrase,
 )
 
-from .conftest import each_kind
+from .conftest import each_kind, make_batch, tiny_exhird
 from .test_parity import phrase_attention
 
 # ---- encoders, and the decoder's initial state
 
 
-@pytest.mark.parametrize("kind", ["bigru", "bilstm"])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_recurrent_encoder_ends_at_each_documents_own_ends(kind, side, tiny_exhird, batch_for):
-    """Its states are PyTorch's of the words alone; the decoder starts from the top layer's last ones, an LSTM's h."""
-    model, batch = tiny_exhird(kind), batch_for(kind, padding_side=side)
+def test_a_recurrent_encoder_ends_at_each_documents_own_ends(side):
+    """Its states are PyTorch's of the words alone; the decoder starts from the top layer's last ones."""
+    model, batch = tiny_exhird("bigru"), make_batch(padding_side=side)
     given = {name: batch[name] for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         encoded = model.encoder(**given)
@@ -35,8 +33,8 @@ def test_a_recurrent_encoder_ends_at_each_documents_own_ends(kind, side, tiny_ex
 
 
 @each_kind
-def test_the_decoder_starts_from_the_mean_or_from_zeros(kind, tiny_exhird, batch_for):
-    batch = {name: x for name, x in batch_for(kind).items() if name not in ("labels", "copy_ids")}
+def test_the_decoder_starts_from_the_mean_or_from_zeros(kind):
+    batch = {name: x for name, x in make_batch().items() if name not in ("labels", "copy_ids")}
     with torch.no_grad():
         assert (tiny_exhird(kind, decoder_init="zeros").encoder(**batch).decoder_initial_state == 0).all()
         model = tiny_exhird(kind, decoder_init="mean")
@@ -44,66 +42,6 @@ def test_the_decoder_starts_from_the_mean_or_from_zeros(kind, tiny_exhird, batch
         for b, inside in enumerate(batch["attention_mask"].bool()):
             expected = model.encoder.start.project(encoded.last_hidden_state[b, inside].mean(0)).tanh()
             assert_close(encoded.decoder_initial_state[b], expected, rtol=0, atol=1e-6)
-
-
-def test_a_words_state_is_the_mean_of_its_sub_words(tiny_exhird, batch_for):
-    """And that of the mark after a title, which has none, is a vector of its own."""
-    model, batch = tiny_exhird("pretrained"), batch_for("pretrained")
-    reader, given = model.encoder.word_encoder, {n: x for n, x in batch.items() if n not in ("labels", "copy_ids")}
-    with torch.no_grad():
-        memory = model.encoder(**given).last_hidden_state
-        windows = {name: batch[name].squeeze(1) for name in ("subword_ids", "subword_mask", "subword_word_ids")}
-        states = reader.backbone(windows["subword_ids"], attention_mask=windows["subword_mask"]).last_hidden_state
-        without = []
-        for b, length in enumerate(batch["attention_mask"].sum(1).tolist()):
-            for l in range(length):
-                own = states[b, windows["subword_word_ids"][b] == l]
-                without += [] if len(own) else [(b, int(batch["input_ids"][b, l]))]
-                expected = reader.project(own.mean(0) if len(own) else reader.no_subword_embedding.weight[0])
-                assert_close(memory[b, l], expected, rtol=0, atol=1e-6)
-    mark = model.config.title_end_token_id
-    assert without == [(0, mark), (2, mark)]
-
-
-def test_long_texts_are_read_in_windows(tiny_exhird, tokenizer_for, batch_for):
-    """Each after the title; a word of two windows has the mean of its states in both, and company changes nothing."""
-    tokenizer = tokenizer_for("pretrained")
-    collate, limit = DataCollatorForKeyphraseGeneration(tokenizer), tokenizer.subword_tokenizer.model_max_length
-    document = {"title": ["graph cuts"], "text": ["the graph of the network " * 40]}
-    long, short = (
-        tokenize_documents(row, tokenizer, keyphrases_column=None, max_source_length=None)
-        for row in (document, {"title": ["graph"], "text": ["the network"]})
-    )
-    long, short = ({name: values[0] for name, values in row.items()} for row in (long, short))
-    model = tiny_exhird("pretrained").eval()
-    reader, batch = model.encoder.word_encoder, collate([long, short])
-    N = len(long["subword_ids"])
-    assert N > 3 and batch["subword_ids"].shape == (2, N, limit)
-    assert not batch["subword_mask"][1, 1:].any()
-    with torch.no_grad():
-        memory = model.encoder(**batch).last_hidden_state
-        assert_close(memory[:1], model.encoder(**collate([long])).last_hidden_state, rtol=0, atol=1e-6)
-        alone = model.encoder(**collate([short])).last_hidden_state
-        assert_close(memory[1:, : alone.shape[1]], alone, rtol=0, atol=1e-6)
-        read = [reader.backbone(torch.tensor([ids])).last_hidden_state[0] for ids in long["subword_ids"]]
-    for word in range(len(long["input_ids"])):
-        own = [
-            state
-            for states, words in zip(read, long["subword_word_ids"], strict=True)
-            for state, w in zip(states, words, strict=True)
-            if w == word
-        ]
-        expected = reader.project(torch.stack(own).mean(0) if own else reader.no_subword_embedding.weight[0])
-        assert_close(memory[0, word], expected, rtol=0, atol=1e-5)
-
-
-def test_windows_beyond_the_encoders_positions_are_refused(tiny_exhird, batch_for):
-    model, batch = tiny_exhird("pretrained"), batch_for("pretrained")
-    limit = model.config.text_config.max_position_embeddings
-    for name in ("subword_ids", "subword_mask", "subword_word_ids"):
-        batch[name] = batch[name][..., :1].expand(-1, -1, limit + 1)
-    with pytest.raises(ValueError, match=f"{limit + 1:,} sub-words, .* {limit:,} positions"):
-        model(**batch)
 
 
 # ---- decoder, copying and pairs against slow implementations
@@ -189,9 +127,9 @@ def test_the_decoder_equals_a_loop_over_documents_phrases_and_words(lengths):
 
 
 @each_kind
-def test_words_have_one_distribution_that_sums_to_one(kind, tiny_exhird, batch_for):
+def test_words_have_one_distribution_that_sums_to_one(kind):
     """And the few words whose P the loss needs have the same P as among all words."""
-    model, batch = tiny_exhird(kind), batch_for(kind)
+    model, batch = tiny_exhird(kind), make_batch()
     config, V, copy_ids = model.config, model.config.vocab_size, batch["copy_ids"]
     extra = int(copy_ids.max()) + 1 - V
     torch.manual_seed(1)
@@ -247,9 +185,9 @@ def test_exclusive_pairs_equal_a_loop(window):
     assert all(len(x) == 0 for x in exclusive_pairs(torch.tensor([[[3]]]), V, 0, window))  # rows of one step
 
 
-def test_the_rescaled_attention_is_one_softmax(tiny_exhird, batch_for):
+def test_the_rescaled_attention_is_one_softmax():
     """`phrase_attention` times the words' own attention, made to sum to 1, is what a step reads."""
-    model, batch = tiny_exhird("bigru").double(), batch_for("bigru")
+    model, batch = tiny_exhird("bigru").double(), make_batch()
     memory, h = model.encode(batch["input_ids"], batch["attention_mask"], batch["copy_ids"])
     decoder, kept = model.decoder, []
     decoder.word_attention.register_forward_hook(lambda module, args, out: kept.append(out))
@@ -263,9 +201,9 @@ def test_the_rescaled_attention_is_one_softmax(tiny_exhird, batch_for):
 
 
 @pytest.mark.parametrize("window", [0, 2, -1])
-def test_the_exclusive_loss_is_that_of_its_pairs(window, tiny_exhird, batch_for):
+def test_the_exclusive_loss_is_that_of_its_pairs(window):
     """-log(1 - P_i(y_k)), P_i of the step after the phrase's start, whatever else is in the batch."""
-    batch = batch_for("bigru")
+    batch = make_batch()
     model = tiny_exhird("bigru", exclusive_loss_coef=0.7, exclusive_loss_window=window).double().train()
     outputs = model(**batch)
     (labels, _), V, expected = (

@@ -13,7 +13,8 @@ from run_tools.errors import UserError
 from run_tools.rows import read_jsonl
 from tests.recipes.lexicon_helpers import save_embedder
 
-from .causal import causal_tokenizer, fitted
+from .conftest import tiny_exhird, word_tokenizer
+from .llamas import fitted, llama_tokenizer
 
 TOOLS = ("saw", "axe")
 EXAMPLES = [
@@ -60,7 +61,7 @@ def test_examples_without_keyphrases_are_refused():
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("decoder")
     fitted().save_pretrained(folder)
-    causal_tokenizer().save_pretrained(folder)
+    llama_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -109,8 +110,8 @@ def test_other_examples_are_another_run(files, model):
     assert done.exit_code == 2 and "examples='examples.jsonl" in done.stderr
 
 
-def test_errors_name_the_option(files, model, tiny_exhird, tokenizer_for):
-    for part in (tiny_exhird("bigru"), tokenizer_for("bigru")):
+def test_errors_name_the_option(files, model):
+    for part in (tiny_exhird("bigru"), word_tokenizer()):
         part.save_pretrained(files / "gru")
     (files / "bare.jsonl").write_text('{"text": "a cat"}\n', encoding="utf-8")
     (files / "title.jsonl").write_text('{"text": "a", "title": 5, "keyphrases": ["b"]}\n', encoding="utf-8")

@@ -104,12 +104,12 @@ def test_vectors_and_attention_of_every_step(batch, monkeypatch):
         return kept["a"], kept["alpha"]
 
     monkeypatch.setattr(HierarchicalDecoder, "forward", watched)
-    outputs = model(**batch, output_attentions=True)
+    outputs = model(**batch)
     scored = batch["labels"] != -100
     a = tensor("decoder_out_steps_B_H").view(7, 6, 2, 6).permute(2, 0, 1, 3)
     alpha = tensor("word_attention_steps_B_L").view(7, 6, 2, 8).permute(2, 0, 1, 3)
     assert_close(kept["a"][scored], a[scored], rtol=0, atol=1e-9)
-    assert_close(outputs.cross_attentions[0][:, 0][scored], alpha[scored], rtol=0, atol=1e-9)
+    assert_close(kept["alpha"][scored], alpha[scored], rtol=0, atol=1e-9)
     nll = tensor("token_nll_S_T_B").permute(2, 0, 1)
     assert_close(-outputs.log_probs[scored], nll[scored], rtol=0, atol=1e-9)
     assert (outputs.log_probs[~scored] == 0).all()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments, pipeline, set_seed
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainingArguments, pipeline, set_seed
 
 from lexperts.cli.train import app
 from lexperts.recipes.exhird.arguments import ModelArguments
@@ -16,14 +16,13 @@ from lexperts.recipes.exhird.train import (
     KeyphraseTrainer,
     PlateauSchedule,
     StopAfterRises,
-    is_decoder,
     score,
     tokenize,
 )
 from modeling_exhird import DataCollatorForKeyphraseGeneration as Collator
 from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration, ExhirdTokenizer, tokenize_documents
 from modeling_exhird.generation_exhird import KeyphraseGenerator
-from tests.modeling_exhird.causal import BACKBONES, backbone_config, causal_tokenizer, tiny_causal
+from tests.modeling_exhird.llamas import llama_config, llama_tokenizer, tiny_llama
 from tests.recipes.helpers import fails, write_rows
 
 STEPS = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "4"]
@@ -47,7 +46,7 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("decoder")
-    for part in (AutoModelForCausalLM.from_config(backbone_config()), causal_tokenizer()):
+    for part in (AutoModelForCausalLM.from_config(llama_config(keyphrase_generation=None)), llama_tokenizer()):
         part.save_pretrained(folder)
     return str(folder)
 
@@ -91,38 +90,34 @@ def test_the_model_is_that_of_the_stock_trainer(tmp_path):
     assert same(model.state_dict(), plain.state_dict())
 
 
-def test_a_warm_start_trains_its_encoder_at_its_own_rate(backbone, files, tmp_path):
-    argv = [*STEPS, *files[:4], "--backbone", backbone, "--hidden-size", 16]
-    stock = AutoModel.from_pretrained(backbone).state_dict()
-    for rate in (0, 0.01):
-        _, model = run(tmp_path / str(rate), *argv, "--backbone-lr", rate)
-        assert same(model.encoder.word_encoder.backbone.state_dict(), stock) is (rate == 0)
-
-
-def test_a_decoder_learns_differences_and_a_killed_run_goes_on(decoder, files, tmp_path):
-    argv = ["smollm2_cpu", "--backbone", decoder, "--adapter-rank", 2, *STEPS, *files[:4], "--bf16", "false"]
-    _, model = run(tmp_path, *argv, "--max-source-length", 100)
-    assert model.config.model_type == "exhird_causal" and model.config.max_source_length == 100
-    assert same(model.backbone.state_dict(), AutoModelForCausalLM.from_pretrained(decoder).state_dict())
-    assert any(own.any() for name, own in model.state_dict().items() if "lora_B" in name)
+@pytest.mark.parametrize("rank", [2, None])
+def test_a_stock_decoder_is_trained_and_a_killed_run_goes_on(rank, decoder, files, tmp_path):
+    """An adapter is added to the weights; without one all weights are trained."""
+    own = ["--adapter-rank", rank] if rank else []
+    name = ["smollm2_cpu"] if rank else []
+    argv = [*name, "--backbone", decoder, *own, *STEPS, *files[:4], "--bf16", "false", "--save-strategy", "epoch"]
+    argv += ["--eval-strategy", "epoch", "--max-source-length", 100, "--exclusion-window", 2]
+    _, model = run(tmp_path, *argv)
+    assert type(model) is LlamaForCausalLM
+    assert model.config.keyphrase_generation == {"max_source_length": 100, "exclusion_window": 2}
+    stock = AutoModelForCausalLM.from_pretrained(decoder).state_dict()
+    changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, stock[name])}
+    assert {"_proj.weight" in name for name in changed} == ({True} if rank else {True, False})
+    assert (
+        str(tmp_path) not in (tmp_path / "config.json").read_text()
+        and "keyphrase-generation" in (tmp_path / "README.md").read_text()
+    )
     (tmp_path / "results.json").unlink()  # as after the first checkpoint
     shutil.rmtree(tmp_path / "checkpoint-8")
-    _, again = run(tmp_path, *argv, "--max-source-length", 100)
+    _, again = run(tmp_path, *argv)
     assert same(model.state_dict(), again.state_dict())
-
-
-def test_decoders_are_told_from_encoders(backbone, tmp_path):
-    assert not is_decoder(backbone)
-    for kind in BACKBONES:
-        backbone_config(kind).save_pretrained(tmp_path / kind)
-        assert is_decoder(str(tmp_path / kind))
 
 
 def test_scores_count_repeats_and_both_kinds(monkeypatch):
     written = [["graph", "cut"], ["graph", "cuts"], ["tree"]]
     monkeypatch.setattr(KeyphraseGenerator, "stream", lambda *_: iter([written]))
     row = {"title": "", "text": "Graph cuts segment images.", "keyphrases": ["graph cuts (GC)", "tree"]}
-    scores = score(tiny_causal(), causal_tokenizer(), [row])
+    scores = score(tiny_llama(), llama_tokenizer(), [row])
     assert scores["present"]["f1@M"] == scores["absent"]["f1@M"] == 1 and scores["repeats"] == pytest.approx(1 / 3)
     assert scores["present"]["f1@5"] == pytest.approx(2 * 0.2 / 1.2)
 
@@ -169,8 +164,8 @@ def test_the_defaults_are_the_models():
 @pytest.mark.parametrize(
     "options, fragment",
     [
-        (["--backbone", "minilm", "--encoder-type", "bigru"], "encoder_type"),
-        (["--adapter-rank", 2], "'adapter_rank'"), (["--backbone-lr", 0.1], "'backbone_lr'"),
+        (["--backbone", "DECODER", "--encoder-type", "bigru"], "encoder_type"), (["--backbone", "minilm"], "minilm"),
+        (["--adapter-rank", 2], "'adapter_rank'"),
         (["--backbone", "DECODER", "--hidden-size", 8], "'hidden_size'"),
         (["--backbone", "DECODER", "--max-length", 12], "train: 0 of 14"),
         (["--max-source-length", 3], "train: 0 of 14"), (["--test-files", "BARE"], "test documents"),

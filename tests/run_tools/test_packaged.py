@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from merge_tools.sources import locate
-from modeling_exhird import ExhirdForCausalLM
 from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_moesumm import MoeSummForCausalLM
 from run_tools import packaged
@@ -118,20 +117,22 @@ def test_a_packed_mixture_opens_with_its_backbone_and_saves_the_same_checkpoint(
     assert names[0] == names[1] == names[2]
 
 
-@pytest.mark.parametrize("kind", ["deputies", "adapters"])
-def test_a_model_that_has_its_backbone_as_a_part_is_packed_too(kind, install, backbone, tmp_path):
+@pytest.mark.parametrize("kind", ["deputies", "adapter"])
+def test_other_models_are_packed_too(kind, install, backbone, tmp_path):
+    """One that has its backbone as a part, and a stock one with an adapter in its weights."""
     if kind == "deputies":
         options = {"datasets": ["papers", "clinic"], "deputy_intermediate_size": 8, "deputy_init_std": 0.1}
         model = MoeSummForCausalLM.from_backbone(str(backbone), **options)
     else:
-        marks = {"separator_token_id": 5, "absent_token_id": 6}
-        model = ExhirdForCausalLM.from_backbone(str(backbone), adapter_rank=4, **marks)
+        model = AutoModelForCausalLM.from_pretrained(backbone, dtype=torch.float32)
         for name, parameter in model.named_parameters():
-            if name.endswith("lora_B.weight"):
-                torch.nn.init.normal_(parameter, std=0.1)
+            if name.endswith("_proj.weight"):
+                m, n = parameter.shape
+                parameter.data += 0.1 * torch.randn(m, 4) @ torch.randn(4, n) / n**0.5
     model.save_pretrained(tmp_path / "run")
     names = load_file(install(tmp_path / "run") / "trained.safetensors")
     assert not any("embed" in name or "mlp.gate_proj.weight" in name for name in names)
+    assert kind == "deputies" or all(4 in tensor.shape for name, tensor in names.items() if "lora_" in name)
     folder = Path(find_packaged("trial"))
     check_effect(folder, tmp_path / "run", backbone, **({"dataset": "clinic"} if kind == "deputies" else {}))
     assert set(load_file(folder / "model.safetensors")) == set(load_file(tmp_path / "run" / "model.safetensors"))

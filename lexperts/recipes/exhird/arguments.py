@@ -13,9 +13,8 @@ class ModelArguments:
     """The model: its encoder, its attention masks, and what prevents repeats."""
 
     encoder_type: Literal["bigru", "transformer"] = option("transformer", "the encoder, without a backbone")
-    backbone: str | None = option(None, "pretrained encoder or decoder: Hub id, folder, minilm or smollm2")
-    backbone_lr: float = option(1e-4, "learning rate of a pretrained encoder")
-    adapter_rank: int | None = option(None, "of a decoder: train differences of this rank; by default all weights")
+    backbone: str | None = option(None, "a stock decoder: Hub id, folder or smollm2")
+    adapter_rank: int | None = option(None, "of a decoder: train an adapter of this rank; by default all weights")
     hidden_size: int = option(300, "size of encoder and decoder states")
     embedding_size: int | None = option(None, "of words; by default 100, or a Transformer's hidden size")
     num_hidden_layers: int = option(4, "number of encoder layers")

@@ -1,11 +1,10 @@
 """Trains a keyphrase generator, and scores it.
 
     lexperts train exhird bigru_paper --dataset-name midas/kp20k --output-dir runs/bigru
-    lexperts train exhird warm_cpu --train-files train.jsonl --test-files test.jsonl --output-dir runs/warm
     lexperts train exhird smollm2_cpu --train-files train.jsonl --output-dir runs/smollm2
 
-Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. A pretrained --backbone
-may be an encoder, such as minilm, or a decoder, such as smollm2, which reads the document as a prompt.
+Each line of a file is an object such as {"title": "...", "text": "...", "keyphrases": ["..."]}. A --backbone is a stock decoder, such as
+smollm2, which reads the document as a prompt; with --adapter-rank a LoRA adapter of it is trained by peft, and added to its weights.
 "--lr-scheduler-type reduce_lr_on_plateau" is the reference's schedule.
 
 The output folder contains the best model by validation loss, with its code and pipeline. results.json has the scores by
@@ -16,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from datasets import Dataset, Features, Value
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm import tqdm
-from transformers import TrainerCallback, set_seed
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
+from transformers import AutoModelForCausalLM, TrainerCallback, set_seed
 
 from keyphrase_tools.evaluation import keep_best
 from keyphrase_tools.metrics import check_gold, keyphrase_f1
@@ -28,17 +27,18 @@ from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
     DataCollatorForPrompts,
     ExhirdConfig,
-    ExhirdForCausalLM,
     ExhirdForKeyphraseGeneration,
     ExhirdTokenizer,
     tokenize_documents,
     tokenize_prompts,
 )
-from modeling_exhird.causal_data_exhird import generator_class
 from modeling_exhird.data_exhird import clean_keyphrases
+from modeling_exhird.pipeline_keyphrase_generation import make_generator
 from modeling_exhird.tokenization_exhird import split_document
+from run_tools.cards import write_model_card
 from run_tools.errors import UserError
-from run_tools.loading import open_config, open_tokenizer
+from run_tools.loading import open_model, open_tokenizer
+from run_tools.packaged import published_name
 from run_tools.versions import __version__
 
 from ..data import Rows, as_text, hold_out_validation, load_documents
@@ -46,13 +46,6 @@ from ..training import RecipeTrainer, fit, save_pipeline, write_results
 from .arguments import DataArguments, ModelArguments
 
 FEATURES = Features({"title": Value("string"), "text": Value("string"), "keyphrases": [Value("string")]})
-
-
-def is_decoder(backbone: str) -> bool:
-    """Whether a backbone is a decoder, such as a Llama, by its configuration. BERT could be one, but is an encoder."""
-    config = open_config(backbone)
-    causal, masked = (type(config) in kind for kind in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING))
-    return causal and not masked and not config.is_encoder_decoder
 
 
 def load_rows(args: DataArguments) -> Rows:
@@ -94,27 +87,25 @@ def changed(args: ModelArguments, *without: str) -> dict:
     return {name: value for name, value in options.items() if name not in without}
 
 
-def make_decoder(model_args: ModelArguments, data_args: DataArguments, rows: Rows):
-    """A pretrained decoder, tokenized splits, and their collator."""
-    tokenizer = open_tokenizer(model_args.backbone)
+def make_decoder(args: ModelArguments, data_args: DataArguments, rows: Rows):
+    """A stock decoder, with an adapter if there is a rank for it; tokenized splits, and their collator."""
+    model, tokenizer = open_model(AutoModelForCausalLM, args.backbone, dtype="float32"), open_tokenizer(args.backbone)
+    model.config.name_or_path = published_name(args.backbone)
     length = {"max_source_length": data_args.max_source_length} if data_args.max_source_length else {}
-    options = changed(model_args, "backbone") | length
-    model = ExhirdForCausalLM.from_backbone(model_args.backbone, tokenizer, **options)
+    model.config.keyphrase_generation = changed(args, "backbone", "adapter_rank") | length
     splits = tokenize(rows, tokenize_prompts, tokenizer=tokenizer, config=model.config, max_length=data_args.max_length)
-    return model, splits, DataCollatorForPrompts(tokenizer, answers_only=True)
+    if (rank := args.adapter_rank) is not None:
+        adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=rank, target_modules="all-linear")
+        model = get_peft_model(model, adapter)
+    return model, splits, DataCollatorForPrompts(tokenizer)
 
 
-def make_encoder(model_args: ModelArguments, data_args: DataArguments, rows: Rows):
+def make_encoder(args: ModelArguments, data_args: DataArguments, rows: Rows):
     """A model with the vocabulary of the training documents, tokenized splits, and their collator."""
     texts = (text for row in rows["train"] for text in (row["title"], row["text"], " ; ".join(row["keyphrases"])))
     tokenizer = ExhirdTokenizer.from_texts(texts, vocab_size=data_args.vocab_size)
     print(f"vocabulary: {len(tokenizer):,} words")
-    if model_args.backbone:
-        tokenizer = tokenizer.with_subword_tokenizer(open_tokenizer(model_args.backbone))
-        options = changed(model_args, "backbone", "backbone_lr")
-        model = ExhirdForKeyphraseGeneration.from_backbone(model_args.backbone, tokenizer, **options)
-    else:
-        model = ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer, **changed(model_args)))
+    model = ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(tokenizer, **changed(args)))
     length = data_args.max_source_length or 400
     splits = tokenize(rows, tokenize_documents, tokenizer=tokenizer, max_source_length=length)
     return model, splits, DataCollatorForKeyphraseGeneration(tokenizer)
@@ -122,7 +113,7 @@ def make_encoder(model_args: ModelArguments, data_args: DataArguments, rows: Row
 
 def score(model, tokenizer, rows: list[dict]) -> dict:
     """The scores of the phrases that a model generates for documents, and the share of repeats; prints them."""
-    generator = generator_class(model.config)(model, tokenizer, batch_size=32, raw=True)
+    generator = make_generator(model, tokenizer, batch_size=32, raw=True)
     with tqdm(total=len(rows), unit="document", desc="test") as bar:
         found = [[" ".join(words) for words in phrases] for phrases in generator.stream(rows, bar.update)]
     gold = [[" ".join(words) for words in clean_keyphrases(row["keyphrases"], max_words=None)] for row in rows]
@@ -174,21 +165,24 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
     """Trains, saves and scores a model."""
     rows = load_rows(data_args)
     set_seed(training_args.seed)
-    decoder = model_args.backbone is not None and is_decoder(model_args.backbone)
+    make = make_encoder if model_args.backbone is None else make_decoder
     with training_args.main_process_first(desc="documents"):  # the others read its cache
-        model, splits, collator = (make_decoder if decoder else make_encoder)(model_args, data_args, rows)
+        model, splits, collator = make(model_args, data_args, rows)
     keep_best(training_args, "loss", greater_is_better=False)
     training_args.prediction_loss_only = True
     trainer = KeyphraseTrainer(
         model=model, args=training_args, data_collator=collator, processing_class=collator.tokenizer,
         train_dataset=splits["train"], eval_dataset=splits["validation"],
-        part=() if decoder or not model_args.backbone else model.encoder.word_encoder.backbone.parameters(),
-        part_rate=model_args.backbone_lr,
         callbacks=[StopAfterRises(data_args.stop_after_rises)] if data_args.stop_after_rises else [],
     )  # fmt: skip
     fit(trainer, checkpoint)
     print(f"validation loss {trainer.state.best_metric}, step {trainer.state.best_global_step}")
+    if isinstance(trainer.model, PeftModel):
+        trainer.model = trainer.model.merge_and_unload()
     save_pipeline("keyphrase-generation", trainer.model, collator.tokenizer, training_args.output_dir)
+    if model_args.backbone is not None:  # a stock model brings no card
+        trainer.model.card_use = ExhirdForKeyphraseGeneration.card_use
+        write_model_card(trainer.model, training_args.output_dir)
     results = {"best_validation_loss": trainer.state.best_metric}
     if "test" in rows and trainer.is_world_process_zero():
         results["test"] = score(trainer.model, collator.tokenizer, rows["test"])
