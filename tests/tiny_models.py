@@ -395,7 +395,7 @@ FAMILIES = {
     "hypernet": (trainable_hypernet, ("tags", "classes", "answers")),
     "ExHiRD": (trainable_exhird, ("transformer", "bigru", "bilstm", "cnn", "pretrained")),
     "ExHiRD-causal": (trainable_exhird_causal, ("weights", "factors")),
-    "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "mbart", "flat")),
+    "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "flat")),
     "MoeSummCausal": (trainable_moesumm_causal, ("llama", "qwen3")),
     "Lexicon": (trainable_lexicon, (*POLICIES, "classes")),
 }
