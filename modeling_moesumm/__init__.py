@@ -4,12 +4,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_moesumm import MoeSummConfig
-from .data_moesumm import (
-    DataCollatorForCausalMoeSumm,
-    DataCollatorForMoeSumm,
-    TemperatureSampler,
-    tokenize_summaries,
-)
+from .data_moesumm import DataCollatorForMoeSumm, TemperatureSampler
 from .modeling_moesumm import (
     MoeSummCausalLMOutput,
     MoeSummForCausalLM,
@@ -40,7 +35,7 @@ register_pipeline(
 )
 
 __all__ = [
-    "DataCollatorForCausalMoeSumm", "DataCollatorForMoeSumm", "MoeSummCausalLMOutput", "MoeSummConfig", "MoeSummForCausalLM",
+    "DataCollatorForMoeSumm", "MoeSummCausalLMOutput", "MoeSummConfig", "MoeSummForCausalLM",
     "MoeSummForConditionalGeneration", "MoeSummModel", "MoeSummModelOutput", "MoeSummPreTrainedModel",
-    "MoeSummSeq2SeqLMOutput", "MoeSummSeq2SeqModelOutput", "MoeSummarizationPipeline", "TemperatureSampler", "format_prompt", "tokenize_summaries",
+    "MoeSummSeq2SeqLMOutput", "MoeSummSeq2SeqModelOutput", "MoeSummarizationPipeline", "TemperatureSampler", "format_prompt",
 ]  # fmt: skip

@@ -14,11 +14,11 @@ from .backbone_moesumm import BackboneMixin
 from .configuration_moesumm import BACKBONES, DECODERS, EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
 from .experts_moesumm import DatasetSelectors, DeputyExperts, DeputyFeedForward
 from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers, layer_stacks
-from .routing_moesumm import RoutingContext, check_tokens, make_routing_context, past_length
+from .routing_moesumm import RoutingContext, check_positions, given_tokens, make_routing_context, past_length
 from .saving_moesumm import SelfContainedCheckpointMixin, lexperts_tools
 from .validation_moesumm import did_you_mean
 
-# Arguments of from_backbone() for the configuration.
+# arguments of from_backbone() for the configuration
 CONFIG_OPTIONS = {field.name for field in fields(MoeSummConfig)} - {"text_config"}
 
 
@@ -39,7 +39,6 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     has_encoder: bool | None = None
-    backbone_example = f"a {BACKBONES}; such as 'facebook/bart-large'"
     lora_task = "FEATURE_EXTRACTION"
     _no_split_modules = [cls.__name__ for cls in LAYER_CLASSES.values()]
     _supports_sdpa = True
@@ -69,21 +68,17 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         """Builds a model whose main expert is a pretrained model, with new deputies and selectors.
 
         Args:
-            name_or_path (`str`): folder or Hub id of a BART, PEGASUS or mBART; for `MoeSummForCausalLM` of a Llama, Mistral,
-                Qwen2 or Qwen3, or "smollm2", which comes as a package.
+            name_or_path (`str`): folder or Hub id of a BART or PEGASUS; for `MoeSummForCausalLM` of a Llama, Mistral, Qwen2 or
+                Qwen3, or "smollm2", which comes as a package.
             datasets, num_deputies, deputy_intermediate_size: as in `MoeSummConfig`.
-            dtype: of all weights, "auto" for the checkpoint's. The default is float32, because new experts do not train
-                well in half precision.
+            dtype: of all weights, "auto" for the checkpoint's; new experts do not train well in half precision.
             attention_dropout (`float`, *optional*): replaces the backbone's.
-            options: other fields of `MoeSummConfig` (`margin_loss_coef=0`, `main_expert=False`, ...), and arguments of
-                `from_pretrained` (`revision`, `token`, `device_map`, `quantization_config`, `variant`,
-                `experts_implementation`, ...).
+            options: other fields of `MoeSummConfig`, and arguments of `from_pretrained`.
 
         Raises:
-            ImportError: without Lexperts.
-            OSError: if the model cannot be loaded.
+            OSError: if the model cannot be loaded, or is not supported.
             TypeError: for an unknown option.
-            ValueError: for a backbone that is not supported, or a value out of range.
+            ValueError: for a value out of range.
         """
         options = {"datasets": datasets, "num_deputies": num_deputies, **options}
         options["deputy_intermediate_size"] = deputy_intermediate_size
@@ -116,13 +111,9 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
     @classmethod
     def build_backbone(cls, config) -> PreTrainedModel:
         """The backbone of its configuration. Raises a `ValueError` for one that this class does not support."""
-        is_seq2seq, decoder = config.is_encoder_decoder, config.model_type in DECODERS
-        if cls.has_encoder not in (None, is_seq2seq) or not (is_seq2seq or decoder):
-            kind = "ConditionalGeneration" if is_seq2seq else "CausalLM" if decoder else None
-            raise ValueError(
-                f"model_type={config.model_type!r} is not supported by {cls.__name__}, which needs {cls.backbone_example}."
-                + (f" Use MoeSummFor{kind}." if kind else "")
-            )
+        is_seq2seq = config.is_encoder_decoder
+        if cls.has_encoder not in (None, is_seq2seq) or not (is_seq2seq or config.model_type in DECODERS):
+            raise ValueError(f"model_type={config.model_type!r} is not supported by {cls.__name__}. Use a {BACKBONES}.")
         backbone = language_model_class(config).from_config(config, trust_remote_code=False)
         get_layers(backbone.base_model)
         return backbone
@@ -186,46 +177,50 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         """Layers of the decoder, and of the encoder if there is one."""
         return sum(map(len, layer_stacks(self.backbone.base_model)))
 
-    def _make_decoder_routing(self, input_ids, inputs_embeds, cache, **options) -> tuple[torch.Size, RoutingContext]:
-        """For a decoder: validates the inputs; returns their shape (B, T) and the routing. `options` as of `make_routing_context`."""
-        tokens = check_tokens(input_ids, inputs_embeds)
-        options["validated"] = past_length(cache) > 0
-        return tokens.shape[:2], make_routing_context(self.config, len(tokens), tokens.device, **options)
+    def _make_routing(
+        self, inputs: dict, cache=None, encoder_outputs=None, **options
+    ) -> tuple[torch.Tensor, RoutingContext]:
+        """The source `(B, S)` or `(B, S, d)`, of a decoder all tokens, and the routing; `options` as of `make_routing_context`."""
+        tokens = encoder_outputs[0] if encoder_outputs else given_tokens(inputs["input_ids"], inputs["inputs_embeds"])
+        past = past_length(cache)
+        if self.config.is_encoder_decoder:
+            check_positions(self.config, "texts", tokens.shape[1])
+            for name in ("decoder_input_ids", "decoder_inputs_embeds"):
+                if inputs.get(name) is not None:
+                    check_positions(self.config, "summaries", past + inputs[name].shape[1])
+        options["validated"] = past > 0
+        return tokens, make_routing_context(self.config, len(tokens), tokens.device, **options)
 
-    def _decoder_router_outputs(self, routing: RoutingContext, shape: torch.Size, device) -> dict[str, tuple]:
-        """For a decoder: the output fields for `output_router_indices` of inputs of the shape (B, T)."""
-        if not routing.recording:
-            return {}
-        indices, weights = routing.experts_of(range(self.num_layers), shape, device)
-        return {"expert_indices": indices, "expert_weights": weights}
+    def _router_outputs(self, routing: RoutingContext, B: int, outputs, encoder_ran: bool = True) -> dict[str, tuple]:
+        """The output fields for `output_router_indices`, of the first B rows of the backbone's outputs."""
+        states, layers = outputs.last_hidden_state, range(self.num_layers)
+        shape = B, states.shape[1]
+        if not self.config.is_encoder_decoder:
+            return routing.outputs(layers, shape, states.device)
+        depth = len(self.backbone.base_model.encoder.layers)
+        fields = routing.outputs(layers[depth:], shape, states.device, "decoder_")
+        if encoder_ran:
+            shape = B, outputs.encoder_last_hidden_state.shape[1]
+            fields |= routing.outputs(layers[:depth], shape, states.device, "encoder_")
+        return fields
 
     def deputies(self) -> list[DeputyFeedForward]:
         """The deputies of each layer with their selectors, including copies that an adapter keeps; the encoder's first."""
         return [module for module in self.modules() if isinstance(module, DeputyFeedForward)]
 
     def lora_config(self, **overrides):
-        """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the query and value projections of the
-        backbone; deputies and selectors are trained and saved in full. `overrides` are fields that replace these.
-
-        Warns, Raises: as `run_tools.backbones.make_lora_config`.
+        """A peft `LoraConfig` with r = 16, alpha = 16 and dropout 0.1 on the backbone's query and value projections; deputies and
+        selectors are trained and saved in full. `overrides` replace its fields.
         """
         options = {"task_type": self.lora_task, "modules_to_save": ["deputies"]}
         return lexperts_tools("backbones", "lora_config()").make_lora_config(self, overrides, self.backbone, **options)
 
     def add_dataset(self, name: str, init: str = "mean") -> int:
-        """Adds a dataset: a new selector in every layer. Outputs for existing datasets do not change.
+        """Adds a dataset with a selector in every layer, and returns its id. Outputs for existing datasets do not change. Create
+        the optimizer afterwards.
 
-        Create the optimizer afterwards, since the selectors are new parameters.
-
-        Args:
-            name: of the new dataset.
-            init: `"mean"` initialises its selectors as the mean of the existing ones, the name of a dataset as a copy of
-                that one's.
-
-        Returns: its id.
-
-        Raises:
-            ValueError: for a name that exists, or an unknown `init`.
+        `init` is `"mean"` for the mean of the existing selectors, or a dataset whose selectors are copied. Raises a `ValueError`
+        for a name that exists, or an unknown `init`.
         """
         datasets = self.config.datasets
         if init != "mean" and init not in datasets:
@@ -243,13 +238,8 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         Raises a `ValueError` for an unknown name, and for the last dataset.
         """
         datasets = self.config.datasets
-        if name not in datasets:
-            raise ValueError(f"dataset={name!r} cannot be removed: it is not known. {did_you_mean(name, datasets)}")
-        if len(datasets) == 1:
-            raise ValueError(
-                f"dataset={name!r} is the only dataset and cannot be removed. Add another one first, or pass dataset=None "
-                "to use only the main expert."
-            )
+        if name not in datasets or len(datasets) == 1:
+            raise ValueError(f"dataset={name!r} cannot be removed from {datasets}, of which one has to stay.")
         index = datasets.index(name)
         if self.config.dataset_aware:
             self._change_selectors(lambda weight: torch.cat([weight[:index], weight[index + 1 :]]))

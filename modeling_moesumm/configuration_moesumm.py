@@ -8,13 +8,13 @@ from transformers.configuration_utils import SubConfigSpec
 from .validation_moesumm import ValidatedConfigMixin, require_one_of, require_range
 
 EXPERTS_IMPLEMENTATIONS = ("auto", "eager", "batched_mm", "grouped_mm")
-GATE_POSITIONS = ("deputy", "layer_output", "ffn_output")
+GATE_POSITIONS = ("deputy", "layer_output")
 MARGIN_MAIN = ("model", "last_layer")
-DEPUTY_INTERMEDIATE_SIZE = 512
 SUMMARY_PROMPT = "\n\nSummary:\n"
-ENCODER_DECODERS = "BART, PEGASUS or mBART"
-DECODERS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}  # by model_type
-BACKBONES = f"{ENCODER_DECODERS}; or a decoder: {', '.join(DECODERS.values())}"
+DECODERS = ("llama", "mistral", "qwen2", "qwen3")  # by model_type
+BACKBONES = (
+    "BART or PEGASUS (MoeSummForConditionalGeneration), or a Llama, Mistral, Qwen2 or Qwen3 (MoeSummForCausalLM)"
+)
 
 
 def backbone_field(name: str) -> property:
@@ -35,49 +35,38 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     Args:
         text_config (`dict` or `PreTrainedConfig`, default a BART-large):
-            The backbone's configuration: BART, PEGASUS or mBART for `MoeSummForConditionalGeneration`; Llama, Mistral,
-            Qwen2 or Qwen3 for `MoeSummForCausalLM`. Its special tokens and sizes can be read and set on this configuration
-            too, and it decides about `is_encoder_decoder`.
+            The backbone's: BART or PEGASUS for `MoeSummForConditionalGeneration`; Llama, Mistral, Qwen2 or Qwen3 for
+            `MoeSummForCausalLM`. Its special tokens and sizes can be read and set on this configuration too.
         datasets (`list[str]`, default `["default"]`):
             The datasets that have a selector, in the order of their ids.
-        num_deputies (`int`, default 3):
-            Deputy experts N in every layer of encoder and decoder.
-        deputy_intermediate_size (`int`, default 512):
-            Inner size d_h of a deputy. Must be unset when `main_expert=False` (the backbone's FFN size is used).
+        num_deputies (`int`, default 3): N, in every layer.
+        deputy_intermediate_size (`int`, default 512): d_h. Unset with `main_expert=False`.
         margin_loss_coef (`float`, default 1.0):
-            Weight of the max-margin loss (MoeSumm, Eq. 8-9); 0 disables the loss and its second forward pass. Always 0
-            when `main_expert=False`.
+            Weight of the max-margin loss (Eq. 8-9); 0 saves its second forward pass. 0 with `main_expert=False`.
         dataset_aware (`bool`, default `True`):
-            Whether each dataset has its own selector. `False` is the paper's ablation without dataset information: one
-            selector for all datasets. In both cases, a row without a dataset uses the main expert only.
+            `False` is the paper's ablation with one selector for all datasets. A row without a dataset uses the main expert
+            only in both cases.
         main_expert (`bool`, default `True`):
-            `False` is the paper's baseline FlatMoE: N experts of the backbone's FFN size replace the main expert and its
-            deputies, with one selector for all datasets. `from_backbone` initialises them as copies of the backbone's
-            feed-forward layers. The weight of the selected expert is 1 with the gradient of its probability, so the
-            initial model computes what its backbone computes.
+            `False` is the paper's baseline FlatMoE: N experts of the size of the backbone's feed-forward layer, which
+            `from_backbone` copies into each, and one selector. The selected expert has the weight 1 with the gradient of its
+            probability, so the initial model computes what its backbone computes.
         margin_main (`str`, default `"model"`):
-            What P_main of Eq. 8 is: `"model"` is the model without any deputies, as in the paper, and needs a second
-            forward pass; `"last_layer"` leaves out only the deputies of the last decoder layer, as in the authors' code,
-            and needs none.
+            P_main of Eq. 8: `"model"` without any deputies, as in the paper; `"last_layer"` without those of the last layer,
+            as in the authors' code, which needs no second pass.
         label_smoothing (`float`, default 0.0):
-            Label smoothing of the generation loss, at least 0 and below 1. The margin loss is not smoothed, since Eq. 8-9
-            use the probability of the gold token. Use this and not the Trainer's `label_smoothing_factor`.
+            Of the generation loss only, in [0, 1). The Trainer's `label_smoothing_factor` would drop the margin loss.
         gate_position (`str`, default `"deputy"`):
-            What the weight g_p of the selected deputy multiplies: `"deputy"` is its pre-activation, as printed in Eq. 6;
-            `"ffn_output"` is the sum of main expert and deputy; `"layer_output"` is the output of the whole layer, after
-            its last normalisation, as in the authors' code. Rows without a dataset are not affected.
-        selector_bias (`bool`, default `False`):
-            Whether selectors have biases, as in the authors' code; Eq. 4 has none.
+            What g_p multiplies: the deputy's pre-activation (Eq. 6), or the `"layer_output"` after its last normalisation, as in
+            the authors' code.
+        selector_bias (`bool`, default `False`): as in the authors' code; Eq. 4 has none.
         deputy_init_std (`float`, default 0):
-            Standard deviation of the deputies' second matrix at initialisation. With 0 a new deputy contributes nothing,
-            so the initial model computes what its backbone computes.
-        summary_prompt (`str`, default `"\n\nSummary:\n"`):
-            The text between a document and its summary in the sequences of a decoder. Encoder-decoder models do not use it.
-        kwargs: arguments of `PreTrainedConfig`; `experts_implementation` selects how deputies are computed, one of
-            `"auto"` (by device and number of tokens), `"eager"`, `"batched_mm"`, `"grouped_mm"` (see `DeputyExperts`).
+            Initial standard deviation of the deputies' second matrix. With 0 the initial model computes what its backbone
+            computes.
+        summary_prompt (`str`, default `"\n\nSummary:\n"`): the text between a document and its summary for a decoder.
+        kwargs: of `PreTrainedConfig`; `experts_implementation` is that of `DeputyExperts`.
 
     Raises:
-        ValueError: for a value outside its range; the message states the value and how to fix it.
+        ValueError: for a value out of range.
 
     Example:
 
@@ -88,17 +77,19 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
     ```"""
 
     model_type = "moesumm"
-    how_to_start = (
-        f"To start from a {ENCODER_DECODERS}, use MoeSummForConditionalGeneration.from_backbone(name_or_path, "
-        f"datasets=[...]); from a {', '.join(DECODERS.values())}, MoeSummForCausalLM.from_backbone."
-    )
+    how_to_start = "To start from a backbone, use from_backbone(name_or_path, datasets=[...]) of a MoeSumm model."
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bart")}
-    # Only logits are predictions.
+    # only logits are predictions
     keys_to_ignore_at_inference = [
-        *("generation_loss", "margin_loss", "cache", "past_key_values"),
+        *("generation_loss", "margin_loss", "cache", "past_key_values", "hidden_states", "attentions"),
         *("decoder_hidden_states", "decoder_attentions", "cross_attentions"),
-        *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions"),
-        *("hidden_states", "attentions", "expert_indices", "expert_weights"),
+        *(
+            "encoder_last_hidden_state",
+            "encoder_hidden_states",
+            "encoder_attentions",
+            "expert_indices",
+            "expert_weights",
+        ),
         *("encoder_expert_indices", "encoder_expert_weights", "decoder_expert_indices", "decoder_expert_weights"),
     ]
 
@@ -136,12 +127,12 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
         if self.datasets is None:
             self.datasets = ["default"]
         if self.main_expert and self.deputy_intermediate_size is None:
-            self.deputy_intermediate_size = DEPUTY_INTERMEDIATE_SIZE
+            self.deputy_intermediate_size = 512
         if self.margin_loss_coef is None:
             self.margin_loss_coef = 1.0 if self.main_expert else 0.0
         if self.dataset_aware is None:
             self.dataset_aware = self.main_expert
-        # Saving and loading read these fields; the backbone's are the ones that count.
+        # saving and loading read these fields; the backbone's are the ones that count
         self.is_encoder_decoder = bool(getattr(self.text_config, "is_encoder_decoder", False))
         self.tie_word_embeddings = self.text_config.tie_word_embeddings
         self.check()
@@ -152,7 +143,7 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
 
     @_experts_implementation.setter
     def _experts_implementation(self, value: str | dict | None):
-        # Not set on the backbone, as transformers would: it has no experts and rejects these names.
+        # not set on the backbone, as transformers would: it has no experts and rejects these names
         self._experts_implementation_internal = value.get("") if isinstance(value, dict) else value
 
     @property
@@ -161,15 +152,10 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
         return len(self.datasets or ()) if self.dataset_aware else 1
 
     def check(self):
-        """Raises a `ValueError` for a value out of range; the message states the value and how to fix it."""
+        """Raises a `ValueError` for a value out of range."""
         model_type = self.text_config.model_type
         if not getattr(self.text_config, "is_encoder_decoder", False) and model_type not in DECODERS:
-            raise ValueError(f"text_config has model_type={model_type!r}, which is not supported. Use {BACKBONES}.")
-        if not self.summary_prompt.strip():
-            raise ValueError(
-                f"summary_prompt={self.summary_prompt!r} is blank. Use a text that asks for the summary, such as "
-                "'\\n\\nSummary:\\n'."
-            )
+            raise ValueError(f"text_config has model_type={model_type!r}, which is not supported. Use a {BACKBONES}.")
         require_range(self, ["num_deputies", "deputy_intermediate_size"], 1)
         require_range(self, ["margin_loss_coef", "deputy_init_std"], 0)
         require_range(self, ["label_smoothing"], 0, 1)
@@ -184,13 +170,8 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
 
 def check_datasets(names: list[str]):
     """Raises a `ValueError` for an empty list, an empty name, and a name that occurs twice."""
-    if not names:
-        raise ValueError("datasets is empty. Name at least one dataset, such as datasets=['news'].")
-    for name in names:
-        if not name.strip():
-            raise ValueError(f"datasets={names} contains an empty name. Give each dataset a name.")
-        if names.count(name) > 1:
-            raise ValueError(f"datasets={names} contains {name!r} twice. List each dataset once.")
+    if not names or not all(name.strip() for name in names) or len({*names}) < len(names):
+        raise ValueError(f"datasets={names} must be one or more names, each of them once.")
 
 
 MoeSummConfig.register_for_auto_class()

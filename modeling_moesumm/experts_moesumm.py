@@ -15,11 +15,7 @@ BATCHED_COLUMNS = 2**21
 
 
 class DatasetSelectors(nn.Module):
-    """c_e(a) = a W_e, with one W_e for each dataset e   (MoeSumm, Eq. 4)
-
-    `num_selectors` is E, or 1 for one selector for all datasets: the plain gate of MoeSumm, Eq. 3, which Eq. 4-5 replace.
-    The authors' code has a `bias` in each selector, the paper has none.
-    """
+    """c_e(a) = a W_e, with one W_e for each dataset e   (MoeSumm, Eq. 4); with one selector for all, the plain gate of Eq. 3"""
 
     def __init__(self, num_selectors: int, num_deputies: int, hidden_size: int, bias: bool = False):
         super().__init__()
@@ -38,19 +34,14 @@ class DatasetSelectors(nn.Module):
 class DeputyExperts(nn.Module):
     """W2_p act(g_p (A W1_p + b1_p)), p each token's deputy: the term that Eq. 6-7 add to the main expert   (MoeSumm, Sect. 4)
 
-    With `gated`, deputies are built as the MLP of a Llama (SwiGLU), and the weight multiplies the same place, what enters the
-    activation:  W2_p (act(g_p A W1_p) * A V_p)   (Shazeer 2020, Eq. 6, with MoeSumm, Eq. 6). `up_proj` then holds W1 and V, and
-    `up_bias` is `None` unless the backbone's MLP has biases (`bias`). The output bias is the main expert's alone.
+    With `gated`, as the MLP of a Llama:  W2_p (act(g_p A W1_p) * A V_p)   (Shazeer 2020, Eq. 6); `up_proj` then holds W1 and V.
+    The output bias is the main expert's alone. `act`, which is 0 at 0, and the `dropout` after it are the backbone's.
 
     Since act(0) = 0, an unselected deputy contributes exactly nothing, so these implementations agree:
 
     - `eager`: the formula as a loop over deputies. The others must equal it in values and in all gradients.
     - `batched_mm`: all deputies as N*h columns, masked before the activation. Two matrix products, and no sorting.
     - `grouped_mm`: tokens sorted by deputy, and transformers' grouped matrix product.
-
-    The weights of all deputies are 3-D parameters: a deputy that no token uses gets a gradient of zeros, not `None`.
-
-    `act`, which is 0 at 0, and the `dropout` after it are the backbone's.
     """
 
     def __init__(
@@ -73,13 +64,8 @@ class DeputyExperts(nn.Module):
 
     def choose_implementation(self, n: int, device: str) -> str:
         """The fastest implementation for n tokens."""
-        if torch.compiler.is_compiling():
-            return "batched_mm"
-        return (
-            "grouped_mm"
-            if device == "cpu" or n * self.up_proj.shape[0] * self.up_proj.shape[1] > BATCHED_COLUMNS
-            else "batched_mm"
-        )
+        large = n * self.up_proj.shape[0] * self.up_proj.shape[1] > BATCHED_COLUMNS
+        return "grouped_mm" if (device == "cpu" or large) and not torch.compiler.is_compiling() else "batched_mm"
 
     def inner(self, pre: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """act(g_p (A W1_p + b1_p)), with the gate inside the activation as printed in Eq. 6; with `gated` times A V_p."""
@@ -87,16 +73,12 @@ class DeputyExperts(nn.Module):
         H = self.act(pre * gate.to(pre.dtype))
         return F.dropout(H if values is None else H * values, self.dropout, self.training)
 
-    def biases(self) -> list[torch.Tensor | None]:
-        """Each deputy's bias."""
-        return [None] * len(self.up_proj) if self.up_bias is None else list(self.up_bias.unbind(0))
-
     def eager(self, x, index, gate):
         """A loop over deputies."""
         y = torch.zeros_like(x)
         # unbind gives one stacked gradient per parameter; indexing would add up N gradients of full size
-        deputies = zip(self.up_proj.unbind(0), self.biases(), self.down_proj.unbind(0), strict=True)
-        for i, (U, b, D) in enumerate(deputies):
+        biases = [None] * len(self.up_proj) if self.up_bias is None else self.up_bias.unbind(0)
+        for i, (U, b, D) in enumerate(zip(self.up_proj.unbind(0), biases, self.down_proj.unbind(0), strict=True)):
             token = (index == i).nonzero().squeeze(1)
             y = y.index_add(0, token, (self.inner(F.linear(x[token], U, b), gate[token, None]) @ D).to(y.dtype))
         return y
@@ -171,7 +153,7 @@ class DeputyFeedForward(nn.Module):
     def forward(self, A: torch.Tensor, X: torch.Tensor, routing, layer_idx: int):
         """Adds the deputies' output to the main expert's   (MoeSumm, Eq. 6-7)
 
-        The attention's output A `(B, T, d)`, the main expert's output X `(B, T, d)` -> X `(B, T, d)`, and `None` or, with
+        The attention's output A and the main expert's output X, both `(B, T, d)` -> X `(B, T, d)`, and `None` or, with
         `gate_position="layer_output"`, each token's gate `(B, T, 1)`.
         """
         routing = routing.to(A.device)
@@ -181,25 +163,16 @@ class DeputyFeedForward(nn.Module):
             ids = ids[rows]
         gate, index = self.route(x, ids, routing.deputy_id)
         routing.record(layer_idx, gate, index, A.shape[:2])
-        inner_gate, outer_gate = self.split_gate(gate, ids)
-        implementation = self.config._experts_implementation
-        output = self.experts(x.flatten(0, 1), index.flatten(), inner_gate.flatten(), implementation)
+        factor = None
+        if (
+            self.config.gate_position == "layer_output"
+        ):  # rows without a dataset, whose gate is 0, use the main expert only
+            used = torch.ones_like(gate) if ids is None else (ids >= 0).to(gate.dtype)[:, None].expand_as(gate)
+            gate, factor = used, torch.where(used > 0, gate, 1)[..., None].to(X.dtype)
+        output = self.experts(x.flatten(0, 1), index.flatten(), gate.flatten(), self.config._experts_implementation)
         output = output.view_as(x).to(X.dtype)
-        X = X + output if rows is None else X.index_add(0, rows, output)
-        if outer_gate is None:
-            return X, None
-        factor = outer_gate[..., None].to(X.dtype)
-        if rows is not None:
+        if rows is None:
+            return X + output, factor
+        if factor is not None:
             factor = X.new_ones(*X.shape[:2], 1).index_copy(0, rows, factor)
-        return (X * factor, None) if self.config.gate_position == "ffn_output" else (X, factor)
-
-    def split_gate(self, gate: torch.Tensor, dataset_ids: torch.Tensor | None):
-        """gate `(b, T)`, dataset_ids `(b,)` -> the factor of the deputy's pre-activation (Eq. 6) `(b, T)`, and that of the
-        whole output, or `None`. Rows without a dataset, whose gate is 0, use the main expert only.
-        """
-        if self.config.gate_position == "deputy":
-            return gate, None
-        if dataset_ids is None:
-            return torch.ones_like(gate), gate
-        has_dataset = (dataset_ids >= 0)[:, None]
-        return has_dataset.to(gate.dtype).expand_as(gate), torch.where(has_dataset, gate, 1)
+        return X.index_add(0, rows, output), factor

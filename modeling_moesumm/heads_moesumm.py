@@ -4,20 +4,17 @@
 Letters: B texts, T tokens in each, d hidden size, V vocabulary.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import GenerationMixin
 from transformers.utils import ModelOutput
 
 from .cache_moesumm import CACHE, named_for_peft
 from .layers_moesumm import margin_losses, token_losses
-from .routing_moesumm import (
-    RoutingContext,
-    check_exclusive,
-    check_has_source,
-    dataset_names_to_ids,
-    validate_dataset_ids,
-)
+from .routing_moesumm import RoutingContext, check_has_labels, check_has_source, resolve_datasets
 
 STATES = ("output_hidden_states", "output_attentions")
 
@@ -51,16 +48,50 @@ class LanguageModelMixin:
         """Replaces the language modeling head."""
         self.backbone.set_output_embeddings(value)
 
-    def _run_backbone(self, model_inputs: dict, cached: dict, routing, margin: bool, kwargs: dict):
+    def _language_model(
+        self,
+        inputs: dict,
+        cached: dict,
+        routing_options: dict,
+        labels,
+        num_items_in_batch,
+        kwargs: dict,
+        kept=slice(None),
+    ) -> ModelOutput:
+        """The output of `forward`. Of the backbone's arguments `inputs` are doubled for a margin, `cached` are not; `kept` are the
+        positions to score.
+        """
+        if labels is not None:
+            cached["use_cache"] = False
+        elif self.training and num_items_in_batch is not None:
+            check_has_labels(self.config, inputs.get("decoder_input_ids", inputs["input_ids"]))
+        training = self.training and labels is not None and torch.is_grad_enabled()
+        given = cached[CACHE], cached.get("encoder_outputs")
+        tokens, routing = self._make_routing(inputs, *given, training=training, **routing_options)
+        B = len(tokens)
+        margin = labels is not None and bool(self.config.margin_loss_coef) and routing.active
+        outputs, main = self._run_backbone(inputs, cached, routing, margin, kwargs)
+        states = outputs.last_hidden_state  # (B, T, d), or (2B, T, d) with the main expert's states in the second half
+        full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
+        logits, fields = self._lm_logits(full[:, kept]), {}
+        if labels is not None:
+            labels = labels.to(logits.device)
+            if not self.config.is_encoder_decoder:
+                labels = next_tokens(labels, logits.shape[1])
+            fields = self._losses(logits, labels, None if main is None else main[:, kept], num_items_in_batch)
+        fields |= self._router_outputs(routing, B, outputs, cached.get("encoder_outputs") is None)
+        return self._output(outputs, full, logits=logits, **fields)
+
+    def _run_backbone(self, inputs: dict, cached: dict, routing: RoutingContext, margin: bool, kwargs: dict):
         """The backbone's outputs and, if the margin takes a pass of its own, the main expert's states, else `None`."""
         if margin and self.config.margin_main == "model":
             check_has_source(cached.get("encoder_outputs"), cached[CACHE])
-            return self._full_and_main(model_inputs, routing, kwargs)
+            return self._full_and_main(inputs, routing, kwargs)
         if margin:
             routing.main_only_layer = self.num_layers - 1
-        return self.backbone.base_model(**model_inputs, **cached, routing=routing, return_dict=True, **kwargs), None
+        return self.backbone.base_model(**inputs, **cached, routing=routing, return_dict=True, **kwargs), None
 
-    def _full_and_main(self, model_inputs: dict, routing: RoutingContext, kwargs: dict):
+    def _full_and_main(self, inputs: dict, routing: RoutingContext, kwargs: dict):
         """The backbone's output with and without deputies: one pass of 2B rows; or two of B rows, and the second's states."""
         # One pass uses every parameter once, which sharding and re-entrant checkpoints need. But slices of its states would
         # not be part of the loss's graph, so requested states come from a pass of their own. If only deputies are trained,
@@ -69,27 +100,26 @@ class LanguageModelMixin:
         model = self.backbone.base_model
         defaults = {name: getattr(self.config.text_config, name, False) for name in STATES}
         requested = {name: value for name, value in kwargs.items() if name in STATES and value is not None}
-        frozen = not self._main_expert_learns(model_inputs)
+        frozen = not self._main_expert_learns(inputs)
         if torch.is_grad_enabled() and (frozen or any({**defaults, **requested}.values())):
-            outputs = model(**model_inputs, routing=routing, **call, **kwargs)
+            outputs = model(**inputs, routing=routing, **call, **kwargs)
             kwargs = {name: value for name, value in kwargs.items() if name not in STATES}
             with torch.set_grad_enabled(not frozen):
-                main = model(**model_inputs, routing=RoutingContext(False), **call, **kwargs)
+                main = model(**inputs, routing=RoutingContext(False), **call, **kwargs)
             return outputs, main.last_hidden_state
-        first = next(x for x in model_inputs.values() if x is not None)
+        first = next(x for x in inputs.values() if x is not None)
         B = len(first)
         # position ids of one row are those of all rows
-        doubled = {name: x if x is None or len(x) != B else torch.cat([x, x]) for name, x in model_inputs.items()}
+        doubled = {name: x if x is None or len(x) != B else torch.cat([x, x]) for name, x in inputs.items()}
         routing = routing.with_main_only_rows(B, first.device)
         return model(**doubled, routing=routing, **call, **kwargs), None
 
-    def _main_expert_learns(self, model_inputs: dict) -> bool:
+    def _main_expert_learns(self, inputs: dict) -> bool:
         """Whether P_main has a gradient: of anything but deputies, or of the inputs, as in prompt tuning."""
         if torch.compiler.is_compiling():
             return True
         weights = (p for name, p in self.named_parameters() if ".deputies." not in name)
-        inputs = (x for x in model_inputs.values() if x is not None)
-        return any(x.requires_grad for x in (*inputs, *weights))
+        return any(x.requires_grad for x in (*inputs.values(), *weights) if x is not None)
 
     def _lm_logits(self, states: torch.Tensor) -> torch.Tensor:
         """The logits `(..., V)` of states `(..., d)`."""
@@ -134,30 +164,26 @@ class LanguageModelMixin:
         states = {name: first_rows(outputs[name]) for name in names}
         return self.output_class(**fields, **{CACHE: outputs.get(CACHE)}, **states)
 
+    @functools.wraps(GenerationMixin.prepare_inputs_for_generation)  # whose arguments `generate` looks up
     def prepare_inputs_for_generation(self, *args, **kwargs):
         """As in transformers, also for prefix tuning by peft."""
         return named_for_peft(self, super().prepare_inputs_for_generation(*args, **kwargs))
 
     def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
         # generate() calls this once, before the encoder runs and before rows are expanded to beams: names become ids,
-        # which transformers expands with their rows.
+        # which transformers expands with their rows
         inputs, name, model_kwargs = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
         dataset, ids = model_kwargs.pop("dataset", None), model_kwargs.get("dataset_ids")
-        if dataset is not None:
-            check_exclusive(dataset, ids)
-            ids = dataset_names_to_ids(self.config.datasets, dataset, len(inputs))
+        ids = resolve_datasets(self.config, dataset, ids, len(inputs))
         if ids is not None:
-            model_kwargs["dataset_ids"] = validate_dataset_ids(torch.as_tensor(ids, device=inputs.device), len(inputs))
+            model_kwargs["dataset_ids"] = ids.to(inputs.device)
         return inputs, name, model_kwargs
 
 
 def next_tokens(labels: torch.Tensor, K: int) -> torch.Tensor:
-    """The label of the next position for each of K positions, both `(B, K)`, -100 at the last; raises a `ValueError` for
-    labels of another length.
-    """
+    """The label of the next position for each of K positions, both `(B, K)`, -100 at the last."""
     if labels.shape[1] != K:
         raise ValueError(
-            f"labels has {labels.shape[1]} positions, and {K} are scored. Pass the labels of the scored positions: all, or with "
-            "logits_to_keep=K the last K."
+            f"labels has {labels.shape[1]} positions, and {K} are scored. Pass the labels of the scored positions."
         )
     return F.pad(labels[:, 1:], (0, 1), value=-100)

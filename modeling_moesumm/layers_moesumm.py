@@ -4,9 +4,8 @@
 Letters: B rows, T tokens in each, S source tokens, d hidden size, L layers of encoder and decoder together, n tokens of a
 batch including padding, V vocabulary, y_t the gold token.
 
-The main expert keeps its names (`fc1` and `fc2`, or `mlp`), so checkpoints, adapters and quantizers find it. The forward passes
-are those of transformers' layers, except for `feed_forward`. Routing is an argument and never stored on modules,
-so threads, exceptions and gradient checkpointing (which calls a layer again in the backward pass) cannot mix passes.
+The main expert keeps its names (`fc1` and `fc2`, or `mlp`), so checkpoints, adapters and quantizers find it. Routing is an
+argument and never stored on modules, so threads, exceptions and gradient checkpointing cannot mix passes.
 """
 
 import torch
@@ -15,7 +14,6 @@ from torch import nn
 from torch.nn.functional import dropout
 from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.mbart.modeling_mbart import MBartDecoderLayer, MBartEncoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.pegasus.modeling_pegasus import PegasusDecoderLayer, PegasusEncoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
@@ -30,7 +28,7 @@ from .routing_moesumm import RoutingContext
 class LayerWithDeputies:
     """Base of all layers: a feed-forward part of a main expert and deputies   (MoeSumm, Eq. 6-7)
 
-    `layer_idx` is the layer's index among all L, the encoder's first; `has_main_expert` is `False` in FlatMoE.
+    `layer_idx` is its index among all L, the encoder's first; `has_main_expert` is `False` in FlatMoE.
     """
 
     def expert_parts(self) -> tuple[tuple[nn.Linear, ...], nn.Linear, nn.Module, float]:
@@ -94,9 +92,7 @@ class LayerWithDeputies:
 
 
 class BartLikeLayer(LayerWithDeputies):
-    """What the layers of BART, PEGASUS and mBART share. `norm_first` is whether each part is normalised before it, as in PEGASUS
-    and mBART, or after it, as in BART.
-    """
+    """What the layers of BART and PEGASUS share. `norm_first`: each part is normalised before it, as in PEGASUS, or after it."""
 
     norm_first = True
 
@@ -126,7 +122,7 @@ class BartLikeLayer(LayerWithDeputies):
 
 
 class EncoderLayerWithDeputies(BartLikeLayer):
-    """`forward` of the encoder layers of BART, PEGASUS and mBART, with deputies."""
+    """`forward` of the encoder layers of BART and PEGASUS, with deputies."""
 
     def forward(self, hidden_states: torch.Tensor, attention_mask, routing: RoutingContext | None = None, **kwargs):
         """Computes the layer; hidden_states and result are `(B, S, d)`."""
@@ -140,7 +136,7 @@ class EncoderLayerWithDeputies(BartLikeLayer):
 
 
 class DecoderLayerWithDeputies(BartLikeLayer):
-    """`forward` of the decoder layers of BART, PEGASUS and mBART, with deputies."""
+    """`forward` of the decoder layers of BART and PEGASUS, with deputies."""
 
     @accepts_both_names
     def forward(
@@ -167,10 +163,7 @@ class DecoderLayerWithDeputies(BartLikeLayer):
 class LlamaLikeLayer(LayerWithDeputies):
     """`forward` of the layers of Llama, Mistral, Qwen2 and Qwen3, with deputies   (MoeSumm, Eq. 4-7, for SwiGLU)
 
-    The main expert is the pretrained MLP, (silu(A W1_m) * A V_m) W2_m, and deputies are narrow MLPs of the same form. The
-    chosen deputy p, by the selector of Eq. 4-5, has the weight g_p before its activation, as in Eq. 6:
-
-        H = [silu(A W1_m) * A V_m ; silu(g_p A W1_p) * A V_p];  X = [W2_m ; W2_p] H
+    H = [silu(A W1_m) * A V_m ; silu(g_p A W1_p) * A V_p];  X = [W2_m ; W2_p] H, the main expert being the pretrained MLP.
     """
 
     def expert_parts(self):
@@ -178,7 +171,7 @@ class LlamaLikeLayer(LayerWithDeputies):
         return (self.mlp.gate_proj, self.mlp.up_proj), self.mlp.down_proj, self.mlp.act_fn, 0.0
 
     def main_expert(self, A: torch.Tensor) -> torch.Tensor:
-        """X = (silu(A W1) * A V) W2, both `(B, T, d)`: the backbone's own module."""
+        """X = (silu(A W1) * A V) W2, both `(B, T, d)`."""
         return self.mlp(A)
 
     @accepts_both_names
@@ -229,21 +222,11 @@ class MoeSummPegasusDecoderLayer(DecoderLayerWithDeputies, PegasusDecoderLayer):
     """A layer of PEGASUS's decoder with deputies."""
 
 
-class MoeSummMBartEncoderLayer(EncoderLayerWithDeputies, MBartEncoderLayer):
-    """A layer of mBART's encoder with deputies."""
-
-
-class MoeSummMBartDecoderLayer(DecoderLayerWithDeputies, MBartDecoderLayer):
-    """A layer of mBART's decoder with deputies."""
-
-
 LAYER_CLASSES = {
     BartEncoderLayer: MoeSummBartEncoderLayer,
     BartDecoderLayer: MoeSummBartDecoderLayer,
     PegasusEncoderLayer: MoeSummPegasusEncoderLayer,
     PegasusDecoderLayer: MoeSummPegasusDecoderLayer,
-    MBartEncoderLayer: MoeSummMBartEncoderLayer,
-    MBartDecoderLayer: MoeSummMBartDecoderLayer,
     LlamaDecoderLayer: MoeSummLlamaLayer,
     MistralDecoderLayer: MoeSummMistralLayer,
     Qwen2DecoderLayer: MoeSummQwen2Layer,
@@ -259,30 +242,22 @@ def layer_stacks(base: nn.Module) -> list:
 
 def get_layers(base: nn.Module) -> list[nn.Module]:
     """The L layers of a backbone, the encoder's first; raises a `ValueError` for one that is not supported."""
-    stacks = layer_stacks(base)
-    layers = [layer for stack in stacks for layer in stack or ()]
+    layers = [layer for stack in layer_stacks(base) for layer in stack or ()]
     unknown = sorted({type(layer).__name__ for layer in layers if type(layer) not in LAYER_CLASSES})
-    if unknown or not all(stacks):
-        raise ValueError(
-            f"backbone={type(base).__name__} is not supported: deputies cannot be added to "
-            f"{', '.join(unknown) or 'its layers'}. Use a {BACKBONES}."
-        )
+    if unknown or not layers:
+        raise ValueError(f"{type(base).__name__} with the layers {unknown} is not supported. Use a {BACKBONES}.")
     return layers
 
 
 def attach_deputies(base: nn.Module, config):
-    """Adds deputies to every layer, in place. The backbone's parameters keep their names.
-
-    Raises a `ValueError` for a backbone that has other layers, or an activation that is not 0 at 0.
+    """Adds deputies to every layer, in place; raises a `ValueError` for a backbone that is not supported. The backbone's
+    parameters keep their names.
     """
     for layer_idx, layer in enumerate(get_layers(base)):
         layer.__class__ = LAYER_CLASSES[type(layer)]  # in place: its weights are already initialised
         act = layer.expert_parts()[2]
         if act(torch.zeros(1, device="cpu")).item() != 0:
-            raise ValueError(
-                f"The activation {type(act).__name__} is not 0 at 0, so an unselected deputy would still "
-                "contribute. Use a backbone with gelu, relu or silu."
-            )
+            raise ValueError(f"The activation {type(act).__name__} is not 0 at 0. Use one with gelu, relu or silu.")
         layer.add_deputies(config, layer_idx)
 
 

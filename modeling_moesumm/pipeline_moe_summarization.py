@@ -15,28 +15,23 @@ class MoeSummarizationPipeline(TextPipeline):
     """Summarises texts.
 
     Args:
-        inputs: a text; a list or a `datasets` column of texts; or any other iterable or a PyTorch data set of texts, which
-            is read lazily.
-        dataset: the name of the dataset that the texts come from, or resemble; `None` (the default) for none. One name for
-            all texts, or an iterable with one per text. Stock models do not accept it.
-        max_length, min_length: tokens of a summary as `generate` counts them (60), or a fraction of the text's tokens in
-            (0, 1) (0.2). Defaults: the model's `generation_config`, else 256 and 0.
-        on_long (default `"window"`): what to do with a text that is longer than the encoder's positions, or for a decoder
-            than those that the prompt and its summary leave. `"window"` splits
-            it into windows of whole sentences, whose summaries are joined, and summarised again if they are together longer
-            than `max_length`. `"error"` raises an error. `"truncate"` (or `truncation=True`) keeps only its beginning.
+        inputs: a text, a list or a `datasets` column of texts, or another iterable or PyTorch data set, which is read lazily.
+        dataset: the name of the dataset that the texts resemble, or an iterable with one per text; `None` for the main expert.
+        max_length, min_length (or `max_new_tokens`, `min_new_tokens`): tokens of a summary as `generate` counts them.
+            Defaults: the model's `generation_config`, else 256 and 0.
+        on_long (default `"window"`): what to do with a text that is longer than the model's positions. `"window"` splits it
+            at sentence ends into windows, whose summaries are joined, and summarised once more if they are together longer
+            than `max_length`. `"error"` raises an error. `"truncate"` reads only its beginning, with a warning.
         batch_size (`int`, default 8): texts and windows per batch, sorted by length.
         clean_up_tokenization_spaces: as in `tokenizer.decode`.
-        generate_kwargs: arguments of `generate`, such as `num_beams` (default 4 unless `generation_config` has another),
-            `do_sample` and `main_expert_only`.
+        generate_kwargs: arguments of `generate`; `num_beams` is 4 unless `generation_config` has another.
 
     Returns: `[{"summary_text": ...}]` for one text; a list with one such dictionary per text for a list, and an iterator of
     them for other iterables. A summary that reached its length limit is cut at its last sentence end.
 
     Raises:
         TypeError: for an input of another form.
-        ValueError: for an unknown option, an empty text, an unknown dataset, lengths beyond the decoder's positions, and with
-            `on_long="error"` a text that is too long.
+        ValueError: for an empty text, unknown names and options, lengths beyond the positions, and with `on_long="error"`.
 
     Example:
 
@@ -48,19 +43,6 @@ class MoeSummarizationPipeline(TextPipeline):
     """
 
     def _sanitize_parameters(self, **options):
-        dataset, truncation = options.get("dataset"), options.pop("truncation", None)
-        if not (dataset is None or isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__")):
-            raise TypeError(f"dataset={dataset!r:.60} must be a name, or an iterable with one for each text.")
-        if truncation is not None:
-            if truncation and options.get("on_long", "truncate") != "truncate":
-                raise ValueError(f"truncation={truncation!r} with on_long={options['on_long']!r}. Pass one of them.")
-            if truncation not in (False, "do_not_truncate"):
-                options["on_long"] = "truncate"
-        for name in ("return_tensors", "return_text"):
-            if options.pop(name, None) not in (None, name == "return_text"):
-                raise ValueError(
-                    f"{name} is not supported: moe-summarization returns texts. Call model.generate() for tokens."
-                )
         return {}, options, {}
 
     def __call__(self, inputs, batch_size: int | None = None, num_workers: int | None = None, **kwargs):
@@ -69,19 +51,15 @@ class MoeSummarizationPipeline(TextPipeline):
         for names in (("max_length", "max_new_tokens"), ("min_length", "min_new_tokens")):
             if any(name in kwargs for name in names):  # either name overrides both of the pipeline's
                 options = {name: value for name, value in options.items() if name not in names}
-        options |= self._sanitize_parameters(batch_size=batch_size, **kwargs)[1]
+        options |= kwargs | {"batch_size": self._batch_size or 8 if batch_size is None else batch_size}
         dataset = options.pop("dataset", None)
-        if options["batch_size"] is None:
-            options["batch_size"] = self._batch_size or 8
         if isinstance(inputs, str):
             return list(self._stream([inputs], dataset, options))
         texts = self.iterate(inputs, "a text")
         if isinstance(inputs, Sequence) and not (dataset is None or isinstance(dataset, str)):
             dataset = list(dataset)
             if len(dataset) != len(inputs):
-                raise ValueError(
-                    f"dataset has {len(dataset)} names for {len(inputs)} texts. Pass one name per text, or one for all."
-                )
+                raise ValueError(f"dataset has {len(dataset)} names for {len(inputs)} texts. Pass one name per text.")
         results = self._stream(texts, dataset, options)
         return list(results) if isinstance(inputs, Sequence) else results
 

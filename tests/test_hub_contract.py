@@ -55,7 +55,6 @@ CASES = {
     "exhird-llama": (CAUSAL, GENERATE),
     "moesumm-bart": (SEQ2SEQ, SUMMARIZE),
     "moesumm-pegasus": (SEQ2SEQ, SUMMARIZE),
-    "moesumm-mbart": (SEQ2SEQ, SUMMARIZE),
     "moesumm-llama": (CAUSAL, SUMMARIZE),
     "lexicon-token": (CAUSAL, DEFINE),
     "lexicon-sequence_hard": (CAUSAL, DEFINE),

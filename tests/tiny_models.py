@@ -370,7 +370,7 @@ FAMILIES = {
     "SEKE": (trainable_seke, ("bert", "deberta-v2", "modernbert")),
     "hypernet": (trainable_hypernet, ("tags", "classes", "answers")),
     "ExHiRD": (trainable_exhird, ("transformer", "bigru")),
-    "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "mbart", "flat")),
+    "MoeSumm": (trainable_moesumm, ("bart", "pegasus", "flat")),
     "MoeSummCausal": (trainable_moesumm_causal, ("llama", "qwen3")),
     "Lexicon": (trainable_lexicon, (*POLICIES, "classes")),
 }

@@ -9,8 +9,6 @@ from transformers import (
     BartForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
-    MBartConfig,
-    MBartForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     PegasusConfig,
@@ -26,7 +24,6 @@ from modeling_moesumm import MoeSummConfig, MoeSummForCausalLM, MoeSummForCondit
 BACKBONES = {
     "bart": (BartConfig, BartForConditionalGeneration, {"pad_token_id": 1, "eos_token_id": 2}),
     "pegasus": (PegasusConfig, PegasusForConditionalGeneration, {"pad_token_id": 0, "eos_token_id": 1}),
-    "mbart": (MBartConfig, MBartForConditionalGeneration, {"pad_token_id": 1, "eos_token_id": 2}),
 }
 DECODERS = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),

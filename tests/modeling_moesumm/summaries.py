@@ -1,6 +1,5 @@
 """For the tests of summaries: a tokenizer that reads any ASCII text, a model that copies, and texts."""
 
-import copy
 import random
 import string
 from types import SimpleNamespace
@@ -78,14 +77,12 @@ class Copying(nn.Module):
         self.generation_config = GenerationConfig(eos_token_id=2, pad_token_id=1, **settings)
         self.device, self.share, self.calls = torch.device("cpu"), share, []
 
-    def generate(self, input_ids, attention_mask, max_length, logits_processor, dataset=None, **options):
-        lengths = logits_processor[-1]
+    def generate(self, input_ids, attention_mask, min_length, max_length, dataset=None, **options):
         self.calls.append(SimpleNamespace(**locals()))
         rows = []
-        for ids, mask, longest in zip(input_ids.tolist(), attention_mask, lengths.max_lengths.tolist(), strict=True):
+        for ids, mask in zip(input_ids.tolist(), attention_mask, strict=True):
             text = ids[1 : mask.sum() - 1]
-            kept = text[: max(1, min(longest - 3, int(len(text) * self.share)))]
-            rows.append([2, 0, *kept, 2])
+            rows.append([2, 0, *text[: max(1, min(max_length - 3, int(len(text) * self.share)))], 2])
         width = max(map(len, rows))
         return torch.tensor([row + [1] * (width - len(row)) for row in rows])
 
@@ -93,12 +90,8 @@ class Copying(nn.Module):
         """The rows of all calls: (tokens without padding, dataset, minimum and maximum length)."""
         for call in self.calls:
             names = call.dataset or [None] * len(call.input_ids)
-            lengths = call.lengths
-            found = zip(
-                call.input_ids, call.attention_mask, names, lengths.min_lengths, lengths.max_lengths, strict=True
-            )
-            for ids, mask, name, shortest, longest in found:
-                yield ids[mask.bool()].tolist(), name, int(shortest), int(longest)
+            for ids, mask, name in zip(call.input_ids, call.attention_mask, names, strict=True):
+                yield ids[mask.bool()].tolist(), name, call.min_length, call.max_length
 
 
 def story(words, seed=0, sentence=9):
@@ -109,14 +102,3 @@ def story(words, seed=0, sentence=9):
         parts.append(" ".join(chosen.choice(WORDS) for _ in range(length)).capitalize() + ".")
         words -= length
     return " ".join(parts)
-
-
-def trained(model):
-    """A copy in train mode, with a dropout that would be seen."""
-    model = copy.deepcopy(model).train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.5
-        if isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.5
-    return model

@@ -29,7 +29,7 @@ class ModelArguments:
     margin_loss_coef: float | None = option(None, "weight of the max-margin loss, by default 1")
     margin_main: Literal["model", "last_layer"] | None = option(None, "what the margin leaves out, by default model")
     label_smoothing: float | None = option(None, "label smoothing of the generation loss alone")
-    gate_position: Literal["deputy", "layer_output", "ffn_output"] | None = option(None, "by default deputy (Eq. 6)")
+    gate_position: Literal["deputy", "layer_output"] | None = option(None, "by default deputy (Eq. 6)")
     selector_bias: bool | None = option(None, "whether selectors have biases, by default none")
     deputy_init_std: float | None = option(None, "initial standard deviation of the deputies' second matrix")
     train: Literal["all", "deputies"] | None = option(None, "by default all weights, of a trained MoeSumm deputies")

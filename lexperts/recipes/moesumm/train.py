@@ -11,12 +11,13 @@ trained, unless --train all is given. Documents and summaries that are too long 
 
 import warnings
 
+import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, set_seed
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from modeling_moesumm import (
-    DataCollatorForCausalMoeSumm,
     DataCollatorForMoeSumm,
     MoeSummConfig,
     MoeSummForCausalLM,
@@ -33,6 +34,18 @@ from .data import load_rows
 # fields of the configuration that a trained model can change, and those that are fixed when it is made
 LOSSES = ("margin_loss_coef", "margin_main", "label_smoothing")
 STRUCTURE = ("num_deputies", "deputy_intermediate_size", "deputy_init_std", "gate_position", "selector_bias")
+
+
+class GroupedSampler(LengthGroupedSampler):
+    """The Trainer's sampler of rows of similar lengths, whose order depends on seed and epoch alone, as a resumed run needs it."""
+
+    def __init__(self, *args, seed: int, **kwargs):
+        super().__init__(*args, generator=torch.Generator(), **kwargs)
+        self.seed = seed
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next pass, counted from 0."""
+        self.generator.manual_seed(self.seed + epoch)
 
 
 class BackboneTrainer(RecipeTrainer):
@@ -90,20 +103,14 @@ def choose_weights(model, args: ModelArguments, trained: bool):
 
 def make_trainer(model, tokenizer, args: ModelArguments, data: DataArguments, training_args, rows: dict):
     """A Trainer of a MoeSumm or a stock model, on rows of texts, which the collator truncates and counts."""
-    lengths = data.max_length, data.max_target_length, "truncate"
     if data.max_length:
         tokenizer.model_max_length = data.max_length  # is saved: inference truncates as training does
-    if model.config.is_encoder_decoder:
-        collator = DataCollatorForMoeSumm(tokenizer, model, *lengths)
-    else:
-        collator = DataCollatorForCausalMoeSumm(tokenizer, model, *lengths, answers_only=True)
+    collator = DataCollatorForMoeSumm(tokenizer, model, data.max_length, data.max_target_length, "truncate")
     train = rows["train"]
-    grouped = training_args.train_sampling_strategy == "group_by_length"
-    sampler = TemperatureSampler(
-        train["dataset"], data.mixing, data.temperature, seed=training_args.seed,
-        lengths=[len(row["document"]) + len(row["summary"]) for row in train] if grouped else None,
-        batch_size=training_args.per_device_train_batch_size,
-    )  # fmt: skip
+    sampler = TemperatureSampler(train["dataset"], data.mixing, data.temperature, training_args.seed)
+    if training_args.train_sampling_strategy == "group_by_length":
+        lengths = [len(row["document"]) + len(row["summary"]) for row in train]
+        sampler = GroupedSampler(training_args.per_device_train_batch_size, lengths=lengths, seed=training_args.seed)
     training_args.remove_unused_columns = False  # the collator tokenises the texts
     trainer = (BackboneTrainer if args.variant == "backbone" else RecipeTrainer)(
         model, training_args, collator, train, rows.get("validation"), processing_class=tokenizer, sampler=sampler
@@ -127,6 +134,10 @@ def train(args: ModelArguments, data: DataArguments, generation: GenerationArgum
     """Trains and saves a model."""
     if training.label_smoothing_factor:
         raise UserError("--label-smoothing-factor does not reach the model's loss. Use --label-smoothing.")
+    if training.train_sampling_strategy == "group_by_length" and data.mixing != "size":
+        raise UserError(
+            f"--mixing {data.mixing} draws rows in an order of its own. Use --train-sampling-strategy random."
+        )
     rows, config = load_rows(data, training.seed), open_config(args.model_name_or_path)
     set_seed(training.seed)
     model = load_model(args, config, list(dict.fromkeys(rows["train"]["dataset"])))
