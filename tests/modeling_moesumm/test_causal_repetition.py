@@ -5,7 +5,7 @@ import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
 from modeling_moesumm.generation_moesumm import REPETITION, OfSummary, Summarizer
-from tests.recipes.helpers import save_tiny_llama
+from tests.tools import save_tiny_llama
 
 
 def test_n_grams_of_the_document_may_be_written_and_those_of_the_summary_may_not():
