@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.words import split_words
@@ -26,6 +27,24 @@ def seke_head(model, states: torch.Tensor) -> torch.Tensor:
     y = loop_experts(model.moe.experts, y, index, weights).unflatten(0, states.shape[:2])
     h, _ = model.rnn.recurrent(model.rnn.dropout(y).transpose(0, 1))
     return model.classifier(y + h.transpose(0, 1).unflatten(-1, (2, -1)).sum(-2))
+
+
+def generated_lstm(x: torch.Tensor, lengths: torch.Tensor, weights) -> torch.Tensor:
+    """Eq. 7-8 of Duan et al. (2021), text by text: x (B, L, N_x), lengths (B,), weights -> states (B, L, N_h), 0 at padding.
+
+    (f, i, c~, o) = W_Ih h_{t-1} + W_Ix v_t + W_Ib;   c_t = s(f) c_{t-1} + s(i) tanh(c~);   h_t = s(o) tanh(c_t)
+    """
+    rows = []
+    for v, length, A, X, b in zip(x, lengths.tolist(), *weights, strict=True):
+        h = c = b.new_zeros(b.shape[-1])
+        states = [v.new_zeros(0, b.shape[-1])]
+        for t in range(length):
+            f, i, new, o = A @ h + X @ v[t] + b
+            c = f.sigmoid() * c + i.sigmoid() * new.tanh()
+            h = o.sigmoid() * c.tanh()
+            states.append(h[None])
+        rows.append(F.pad(torch.cat(states), (0, 0, 0, x.shape[1] - length)))
+    return torch.stack(rows)
 
 
 @torch.no_grad()

@@ -72,7 +72,7 @@ def seke() -> Calls:
 
 def hypernet() -> Calls:
     """Sixteen texts of 128 tokens, N_x = 384, N_h = 512."""
-    from modeling_hypernet.lstm_hypernet import GATES, LSTM_FUNCTIONS, LstmWeights
+    from modeling_hypernet.lstm_hypernet import GATES, LstmWeights, lstm_per_example
 
     x, hidden = torch.randn(16, 128, 384), 512
     lengths = torch.full((16,), 128)
@@ -80,8 +80,8 @@ def hypernet() -> Calls:
     weights = LstmWeights(*((torch.randn(shape) * hidden**-0.5).requires_grad_() for shape in shapes))
     stock = torch.nn.LSTM(384, hidden, batch_first=True)
     calls = {
-        name: training_step(lambda f=LSTM_FUNCTIONS[key]: f(x, lengths, weights).square().mean(), weights)
-        for name, key in (("plain", "eager"), ("ours", "per_example"))
+        name: training_step(lambda lstm=lstm: lstm(x, lengths, weights).square().mean(), weights)
+        for name, lstm in (("plain", plain.generated_lstm), ("ours", lstm_per_example))
     }
     stock_step = training_step(lambda: stock(x)[0].square().mean(), stock.parameters())
     return {**calls, "PyTorch's LSTM": lambda: (stock_step(), None)[1]}  # of other weights: no loss to compare

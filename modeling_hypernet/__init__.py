@@ -12,7 +12,6 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from .base_hypernet import HypernetModel, HypernetPreTrainedModel
 from .configuration_hypernet import HypernetConfig
 from .data_hypernet import DataCollatorForTextPairs, tokenize_pairs, tokenize_questions
-from .encoder_cache_hypernet import CachedEncoderDataset
 from .modeling_hypernet import (
     HypernetForQuestionAnswering,
     HypernetForSequenceClassification,
@@ -35,7 +34,7 @@ register_pipeline(
 )
 
 __all__ = [
-    "CachedEncoderDataset", "DataCollatorForTextPairs", "ExtractiveQAPipeline", "HypernetConfig",
-    "HypernetForQuestionAnswering", "HypernetForSequenceClassification", "HypernetForTokenClassification",
-    "HypernetModel", "HypernetPreTrainedModel", "tokenize_pairs", "tokenize_questions",
+    "DataCollatorForTextPairs", "ExtractiveQAPipeline", "HypernetConfig", "HypernetForQuestionAnswering",
+    "HypernetForSequenceClassification", "HypernetForTokenClassification", "HypernetModel", "HypernetPreTrainedModel",
+    "tokenize_pairs", "tokenize_questions",
 ]  # fmt: skip

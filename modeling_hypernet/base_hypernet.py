@@ -9,7 +9,6 @@ import inspect
 from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -21,8 +20,7 @@ from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
 from .lstm_hypernet import GeneratedLstm, MetaEncoder, WeightGenerator
 from .saving_hypernet import SelfContainedCheckpointMixin, lexperts_tools
-from .segments_hypernet import LeftAlignedTokens, find_segments, split_segments
-from .word_starts_hypernet import WordStarts
+from .segments_hypernet import LeftAlignedTokens, find_segments
 
 # Options of from_backbone() that are fields of the configuration.
 CONFIG_OPTIONS = {field.name for field in fields(HypernetConfig)} - {"text_config"} | {"num_labels", "problem_type"}
@@ -52,7 +50,6 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
     """Initialisation, loading, saving and adapters of hypernetwork models."""
 
     card_family = "Hypernetwork: the title or question generates the weights that read the text (Duan et al. 2021)"
-    model_class: type  # the model under a head
     default_labels: tuple[str, ...] = ()  # of from_backbone()
 
     config_class = HypernetConfig
@@ -66,16 +63,10 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
 
     def _init_weights(self, module):
         if isinstance(module, WeightGenerator):
-            # generated weights have variance 1 / N_h if z has length 1; otherwise from_backbone() rescales them
             N_h = module.bias.shape[1]
-            for name, weight in module.named_parameters():
-                if name.startswith("base_"):
-                    init.uniform_(weight, -(N_h**-0.5), N_h**-0.5)  # as PyTorch's LSTM
-                elif module.base_bias is not None:
-                    init.zeros_(weight)  # a new model is one LSTM for all texts
-                else:
-                    init.normal_(weight, mean=0.0, std=N_h**-0.5)
-        elif isinstance(module, (LinearChainCrf, WordStarts)):
+            for weight in module.parameters():  # z has length 1, so generated weights have variance 1 / N_h
+                init.normal_(weight, mean=0.0, std=N_h**-0.5)
+        elif isinstance(module, LinearChainCrf):
             module.reset_parameters()
         else:
             super()._init_weights(module)
@@ -95,13 +86,11 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
         attention_dropout: float | None = None,
         **options,
     ):
-        """Builds the model on a pretrained encoder. Everything else is newly initialised; the generators are scaled on random
-        texts so that generated weights have variance 1 / N_h.
+        """Builds the model on a pretrained encoder. Everything else is newly initialised.
 
         Args:
             name_or_path (`str`): folder or Hub id of any encoder that `AutoModel` opens, or "minilm".
-            dtype: dtype of all weights; "auto" for the checkpoint's. The default is float32, since a new head does not
-                learn in half precision.
+            dtype: dtype of all weights; "auto" for the checkpoint's. A new head does not learn in half precision.
             attention_dropout (`float`, *optional*): replaces the encoder's own. 0 is faster on a CPU, where fused attention
                 does not support dropout.
             options: fields of `HypernetConfig` (`meta_embedding_size=16`, `freeze_backbone=False`, `id2label=...`), and
@@ -124,23 +113,13 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
                 source = encoder
             return HypernetConfig(text_config=encoder, **special_token_ids(source) | options)
 
-        loaded = tools.load_over_backbone(cls, name_or_path, make_config, load_kwargs, dtype, attention_dropout)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.base_model.scale_generators()
-        return loaded
+        return tools.load_over_backbone(cls, name_or_path, make_config, load_kwargs, dtype, attention_dropout)
 
     def lora_config(self, **overrides):
         """A peft `LoraConfig` for this model: r = 16, alpha = 16, dropout 0.1 on the backbone's query and value projections,
         with everything else trained and saved. peft's default would freeze the hypernetwork and leave it out of the
-        adapter. `overrides` are fields of `LoraConfig` that replace these.
-
-        Warns, Raises: as `run_tools.backbones.make_lora_config`, and a `ValueError` for a frozen backbone.
+        adapter. `overrides` are fields of `LoraConfig` that replace these. Warns as `run_tools.backbones.make_lora_config`.
         """
-        if self.config.freeze_backbone:
-            raise ValueError(
-                "freeze_backbone=True: the backbone runs without gradients, so an adapter in it would not be trained. Use "
-                "from_backbone(..., freeze_backbone=False), or set model.config.freeze_backbone = False."
-            )
         children = {name for name, module in self.named_children() if any(True for _ in module.parameters())}
         heads = sorted(children - {self.base_model_prefix, "backbone", "meta_encoder", "reader"})
         options = {"task_type": self.lora_task, "modules_to_save": ["meta_encoder", "reader", *heads]}
@@ -149,16 +128,7 @@ class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTr
 
 
 class HypernetModel(HypernetPreTrainedModel):
-    """H^S = LSTM_{W(z)}(H^v) with z from H^u; H^u and H^v are the backbone's states of the pair   (Duan et al. 2021, Sect. 2)
-
-    Example:
-
-    ```python
-    >>> from modeling_hypernet import HypernetModel
-    >>> model = HypernetModel.from_backbone("allenai/scibert_scivocab_uncased")
-    >>> states = model(**tokenizer(titles, texts, padding=True, return_tensors="pt")).last_hidden_state
-    ```
-    """  # fmt: skip
+    """H^S = LSTM_{W(z)}(H^v) with z from H^u; H^u and H^v are the backbone's states of the pair   (Duan et al. 2021, Sect. 2)"""
 
     backbone_path = "backbone"
 
@@ -166,14 +136,10 @@ class HypernetModel(HypernetPreTrainedModel):
         super().__init__(config)
         self.backbone = build_encoder(config.text_config)
         self._takes_token_type_ids = "token_type_ids" in inspect.signature(self.backbone.forward).parameters
-        self.build_layers(config)
-        self.post_init()
-
-    def build_layers(self, config: HypernetConfig):
-        """Makes the modules of `encode_main`."""
         N_z, N_x = config.meta_embedding_size, config.input_size
-        self.meta_encoder = MetaEncoder(N_x, N_z, config.meta_hidden_size, config.normalize_meta_embedding)
-        self.reader = GeneratedLstm(N_z, N_x, config.hidden_size, config.bidirectional, config.shared_base_weights)
+        self.meta_encoder = MetaEncoder(N_x, N_z, config.meta_hidden_size)
+        self.reader = GeneratedLstm(N_z, N_x, config.hidden_size, config.bidirectional)
+        self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
         """The backbone's."""
@@ -190,53 +156,12 @@ class HypernetModel(HypernetPreTrainedModel):
             self.backbone.eval()
         return self
 
-    @torch.no_grad()
-    def scale_generators(self, num_texts: int = 32, length: int = 12):
-        """Scales the generators so that generated weights have variance 1 / N_h at the scale of z on random texts. The texts
-        are always the same.
-        """
-        generators = [module for module in self.modules() if isinstance(module, WeightGenerator)]
-        if self.config.normalize_meta_embedding or not generators:
-            return
-        vocab_size = self.get_input_embeddings().num_embeddings
-        ids = torch.randint(vocab_size, (num_texts, length), generator=torch.Generator().manual_seed(0)).to(self.device)
-        z = self.meta_encoder(self.encode(ids).last_hidden_state, torch.full((num_texts,), length, device=self.device))
-        scale = at_least_float32(z).square().sum(-1).mean().rsqrt()
-        for generator in generators:
-            for weight in (generator.hidden, generator.input, generator.bias):
-                weight.mul_(scale.to(weight.dtype))
-
-    def encode(self, input_ids=None, attention_mask=None, token_type_ids=None, **kwargs):
-        """The backbone's outputs, without gradients if it is frozen. Arguments as in `forward`.
-
-        Raises:
-            ValueError: for a frozen backbone with trainable parameters, such as an adapter's.
-        """
-        if token_type_ids is not None and self._takes_token_type_ids:
-            kwargs["token_type_ids"] = token_type_ids
-        frozen = self.config.freeze_backbone
-        if frozen and self.training:
-            trained = [name for name, p in self.backbone.named_parameters() if p.requires_grad]
-            if trained:
-                raise ValueError(
-                    f"freeze_backbone=True, but {len(trained)} parameters of the backbone require gradients, such as "
-                    f"{trained[0]}. Set config.freeze_backbone = False, or freeze them."
-                )
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            return self.backbone(input_ids, attention_mask=attention_mask, return_dict=True, **kwargs)
-
-    def encode_main(self, u, u_lengths, v, v_lengths) -> tuple[torch.Tensor, torch.Tensor]:
-        """H^u (B, U, d), H^v (B, L, d), left-aligned, and their lengths (B,) -> H^S (B, L, D), z (B, N_z)."""
-        z = F.dropout(self.meta_encoder(u, u_lengths), self.config.meta_dropout, self.training)
-        return self.reader(v, v_lengths, z, self.config.lstm_implementation).to(z.dtype), z
-
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         meta_mask: torch.Tensor | None = None,
         main_mask: torch.Tensor | None = None,
@@ -246,47 +171,40 @@ class HypernetModel(HypernetPreTrainedModel):
     ) -> HypernetModelOutput:
         """
         Args:
-            input_ids, attention_mask, token_type_ids, position_ids (`(B, S)`), inputs_embeds (`(B, S, d)`): a tokenizer's
-                pairs (meta-text, main text), as for the backbone; a single text is a main text.
+            input_ids, attention_mask, token_type_ids (`(B, S)`), inputs_embeds (`(B, S, d)`): a tokenizer's pairs (meta-text,
+                main text), as for the backbone; a single text is a main text.
             meta_mask, main_mask (`(B, S)`): 1 at the tokens of H^u and of H^v, as made by `DataCollatorForTextPairs`.
-                Without them the segments are found by `token_type_ids`, or else by the separators.
+                Without them the separators divide the texts.
             encoder_hidden_states (`(B, S, d)`): precomputed last states of the backbone, which is then not run.
             prepend_cls_to_main: whether the first token is added before the main text, to represent "no answer".
-            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+            kwargs: for the backbone, such as `position_ids`, `output_hidden_states` and `output_attentions`.
 
         Raises:
-            ValueError: for masks of another shape, a pair without a separator in between, or inputs that do not determine
-                the segments.
+            ValueError: without inputs, and as `find_segments`.
         """
         tokens = next((x for x in (encoder_hidden_states, input_ids, inputs_embeds) if x is not None), None)
         if tokens is None:
-            raise ValueError("No inputs were passed. Pass input_ids, inputs_embeds or encoder_hidden_states.")
+            raise ValueError("Pass input_ids, inputs_embeds or encoder_hidden_states.")
         if attention_mask is None:
             attention_mask = torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)
-        if attention_mask.dim() != 2:
-            raise ValueError(
-                f"attention_mask has {attention_mask.dim()} dimensions, but one value per token is needed. "
-                "Pass it as (batch, length)."
-            )
-        meta, main = find_segments(self.config, input_ids, attention_mask, token_type_ids, meta_mask, main_mask)
-        u, v = split_segments(meta, main)
+        u, v = find_segments(self.config, input_ids, attention_mask, meta_mask, main_mask)
         if prepend_cls_to_main:
             real = attention_mask != 0
-            main = main | (real & (real.cumsum(1) == 1))
-            v = LeftAlignedTokens(main, v.index.shape[1] + 1)
+            v = LeftAlignedTokens(v.mask | (real & (real.cumsum(1) == 1)), v.index.shape[1] + 1)
         outputs = None
         if encoder_hidden_states is None:
-            if position_ids is not None:
-                kwargs["position_ids"] = position_ids
-            outputs = self.encode(input_ids, attention_mask, token_type_ids, inputs_embeds=inputs_embeds, **kwargs)
+            if token_type_ids is not None and self._takes_token_type_ids:
+                kwargs["token_type_ids"] = token_type_ids
+            outputs = self.backbone(input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
             encoder_hidden_states = outputs.last_hidden_state
         x = encoder_hidden_states
         with torch.autocast(x.device.type, enabled=False):  # recurrences over hundreds of steps need float32
-            states, z = self.encode_main(u.gather(x), u.lengths, v.gather(x), v.lengths)
+            z = self.meta_encoder(u.gather(x), u.lengths)
+            states = self.reader(v.gather(x), v.lengths, z).to(z.dtype)
         return HypernetModelOutput(
             last_hidden_state=v.scatter(states),
             meta_embedding=z,
-            main_mask=main,
+            main_mask=v.mask,
             hidden_states=getattr(outputs, "hidden_states", None),
             attentions=getattr(outputs, "attentions", None),
         )

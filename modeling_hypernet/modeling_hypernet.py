@@ -2,12 +2,8 @@
 """A hypernetwork on any encoder, with three heads: a title or question generates the weights of the LSTM that encodes the
 text.
 
-Letters: B pairs, S tokens of a padded pair, C labels, d the backbone's hidden size, N_z size of the meta-text's vector, D
-size of the main text's states (N_h, or 2 N_h if bidirectional).
+Letters: B pairs, S tokens of a padded pair, C labels.
 """
-
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,62 +16,21 @@ from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf, allowed_transitions, outside_label_id
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from .segments_hypernet import pool
-from .word_starts_hypernet import WordStarts, WordStartsMixin
 
 MIN_LOG_PROB = -1e4  # the logarithm of 0: finite in half precision
 
 
-@dataclass
-class HypernetTokenClassifierOutput(TokenClassifierOutput):
-    """
-    Args:
-        loss (scalar, with `labels`): negative log-likelihood of the labels, divided by their number.
-        logits (`(B, S, C)`): log-probabilities of the labels at each word's first token (softmax does not change them);
-            elsewhere 0 for O and -10,000 for the others. The same in training and in eval, with labels or without.
-        hidden_states, attentions: the backbone's, as in `HypernetModelOutput`.
-        meta_embedding (`(B, N_z)`): z, from which the weights are generated.
-    """
-
-    meta_embedding: torch.Tensor | None = None
-
-
-@dataclass
-class HypernetSequenceClassifierOutput(SequenceClassifierOutput):
-    """
-    Args:
-        loss (scalar, with `labels`): cross-entropy; mean squared error for a single label.
-        logits (`(B, C)`): scores.
-        hidden_states, attentions, meta_embedding: as in `HypernetTokenClassifierOutput`.
-    """
-
-    meta_embedding: torch.Tensor | None = None
-
-
-@dataclass
-class HypernetQuestionAnsweringOutput(QuestionAnsweringModelOutput):
-    """
-    Args:
-        loss (scalar, with `start_positions` and `end_positions`): the sum of the cross-entropies of start and end.
-        start_logits, end_logits (`(B, S)`): scores at the main text's tokens and at the first token, which represents "no
-            answer"; -10,000 elsewhere.
-        hidden_states, attentions, meta_embedding: as in `HypernetTokenClassifierOutput`.
-    """
-
-    meta_embedding: torch.Tensor | None = None
-
-
-class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
+class HypernetForTokenClassification(HypernetPreTrainedModel):
     """Labels the main text's words: the hypernetwork, a linear layer, a linear-chain CRF   (Duan et al. 2021, Sect. 3.3)
 
-    The CRF runs over the first token of each word, as marked by `word_start_mask`. Without it word starts are looked up by
-    token id in a table (`word_starts_hypernet`), which `from_backbone` makes from the tokenizer and checkpoints contain.
+    The CRF runs over the first token of each word, as marked by `word_start_mask`, or else over all tokens of the main text.
 
     Example:
 
     ```python
     >>> from modeling_hypernet import HypernetForTokenClassification
     >>> model = HypernetForTokenClassification.from_backbone("allenai/scibert_scivocab_uncased")  # labels O, B-KEY, I-KEY
-    >>> model.decode(**tokenizer(title, text, return_tensors="pt"))  # label ids; -1 for tokens that do not begin a word
+    >>> model.decode(**tokenizer(title, text, return_tensors="pt"))  # label ids, -1 outside the text
     ```
     """  # fmt: skip
 
@@ -85,7 +40,6 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
         "task": "keyphrase-extraction",
         "call": 'run({"title": "Tidal power", "text": "A barrage holds the water back."})',
     }
-    model_class = HypernetModel
     lora_task = "TOKEN_CLS"
     default_labels = ("O", "B-KEY", "I-KEY")
 
@@ -96,12 +50,10 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
-        self.hypernet = self.model_class(config)
+        self.hypernet = HypernetModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.output_size, config.num_labels)
         self.crf = LinearChainCrf(config.num_labels)
-        text_config: Any = config.text_config
-        self.word_starts = WordStarts(text_config.vocab_size) if config.has_word_starts else None
         self.post_init()
 
     @can_return_tuple
@@ -110,7 +62,6 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         meta_mask: torch.Tensor | None = None,
         main_mask: torch.Tensor | None = None,
@@ -119,26 +70,26 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
-    ) -> HypernetTokenClassifierOutput:
+    ) -> TokenClassifierOutput:
         """
         Args:
-            input_ids to encoder_hidden_states: as in `HypernetModel.forward`.
-            word_start_mask (`(B, S)`): 1 at the first token of each word, over which the CRF runs. By default from
-                `input_ids` and the table of word starts.
+            input_ids to encoder_hidden_states, kwargs: as in `HypernetModel.forward`.
+            word_start_mask (`(B, S)`): 1 at the first token of each word, over which the CRF runs; by default over all.
             labels (`(B, S)`): label ids; -100 for tokens without a label. The loss is over the labelled tokens of the main
-                text. `DataCollatorForTextPairs` validates them.
-            num_items_in_batch: labels in the whole step, over accumulated batches and processes. The Trainer passes it;
-                the loss is then the sum divided by it, so gradient accumulation changes nothing.
-            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+                text.
+            num_items_in_batch: labels in the whole step, over accumulated batches and processes, as the Trainer counts them;
+                the loss is then divided by it.
 
-        Raises:
-            ValueError: without `word_start_mask` if the model has no table of word starts.
+        Returns:
+            The negative log-likelihood of the labels, divided by their number, and logits (B, S, C): log-probabilities of the
+            labels at each token of the CRF (softmax does not change them); elsewhere 0 for O and -10,000 for the others. The
+            logits do not depend on the labels.
         """
         scores, outputs = self._scores(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, meta_mask, main_mask,
-            encoder_hidden_states, **kwargs,
+            input_ids, attention_mask, token_type_ids, inputs_embeds, meta_mask, main_mask, encoder_hidden_states,
+            **kwargs,
         )  # fmt: skip
-        words = outputs.main_mask & self.find_word_starts(input_ids, word_start_mask)
+        words = outputs.main_mask if word_start_mask is None else outputs.main_mask & word_start_mask.bool()
         return self._output(scores, outputs, words, labels, num_items_in_batch)
 
     @torch.no_grad()
@@ -156,17 +107,17 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
             return_outputs: whether to return the outputs of `forward` too, from the same pass.
 
         Returns:
-            Label ids (B, S), -1 for tokens that do not begin a word; with `return_outputs` a pair of them and the outputs.
+            Label ids (B, S), -1 outside the CRF; with `return_outputs` a pair of them and the outputs.
         """
         scores, outputs = self._scores(**inputs)
-        words = outputs.main_mask & self.find_word_starts(inputs.get("input_ids"), word_start_mask)
+        words = outputs.main_mask if word_start_mask is None else outputs.main_mask & word_start_mask.bool()
         allowed = None
         if self.config.constrained_decoding:
             allowed = tuple(x.to(scores.device) for x in allowed_transitions(self.config.id2label))
         tags = self.crf.viterbi(scores, words, allowed)[0]
         return (tags, self._output(scores, outputs, words, labels)) if return_outputs else tags
 
-    def _output(self, scores, outputs, words, labels, num_items_in_batch=None) -> HypernetTokenClassifierOutput:
+    def _output(self, scores, outputs, words, labels, num_items_in_batch=None) -> TokenClassifierOutput:
         """Log-marginals of the words, and the negative log-likelihood of labels, with one chain per row, per label."""
         loss = None
         if labels is not None:
@@ -174,7 +125,7 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
             total = torch.as_tensor(labelled.sum() if num_items_in_batch is None else num_items_in_batch).clamp(min=1)
             loss = -self.crf.log_likelihood(scores, labels, labelled).sum() / total
         logits = self._log_marginals(scores, words)
-        return HypernetTokenClassifierOutput(loss=loss, logits=logits, **shared_fields(outputs))
+        return TokenClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
     def _scores(self, *args, **inputs) -> tuple[torch.Tensor, HypernetModelOutput]:
         """Scores of the labels at each token (B, S, C), and the hypernetwork's outputs."""
@@ -190,24 +141,14 @@ class HypernetForTokenClassification(WordStartsMixin, HypernetPreTrainedModel):
 
 
 class HypernetForSequenceClassification(HypernetPreTrainedModel):
-    """Classifies texts with titles: a linear layer on the last state of the hypernetwork, or the mean state   (Sect. 3.1)
-
-    Example:
-
-    ```python
-    >>> from modeling_hypernet import HypernetForSequenceClassification
-    >>> model = HypernetForSequenceClassification.from_backbone("bert-large-uncased", num_labels=4)
-    >>> model(**tokenizer(titles, texts, padding=True, return_tensors="pt")).logits
-    ```
-    """  # fmt: skip
+    """Classifies texts with titles: a linear layer on the last state of the hypernetwork, or the mean state   (Sect. 3.1)"""
 
     card_use = {"what": "Classifies texts with titles", "tag": "text-classification"}
-    model_class = HypernetModel
     lora_task = "SEQ_CLS"
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
-        self.hypernet = self.model_class(config)
+        self.hypernet = HypernetModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.classifier = nn.Linear(config.output_size, config.num_labels)
         self.post_init()
@@ -218,7 +159,6 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         meta_mask: torch.Tensor | None = None,
         main_mask: torch.Tensor | None = None,
@@ -226,22 +166,21 @@ class HypernetForSequenceClassification(HypernetPreTrainedModel):
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
-    ) -> HypernetSequenceClassifierOutput:
+    ) -> SequenceClassifierOutput:
         """
         Args:
-            input_ids to encoder_hidden_states: as in `HypernetModel.forward`.
+            input_ids to encoder_hidden_states, kwargs: as in `HypernetModel.forward`.
             labels: class ids `(B,)`; 0.0 and 1.0 `(B, C)` for several classes per text; numbers `(B,)` with `num_labels=1`.
             num_items_in_batch: labels in the whole step, as counted by the Trainer; the loss is then divided by it.
-            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
         """
         outputs = self.hypernet(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, meta_mask, main_mask,
-            encoder_hidden_states, **kwargs,
+            input_ids, attention_mask, token_type_ids, inputs_embeds, meta_mask, main_mask, encoder_hidden_states,
+            **kwargs,
         )  # fmt: skip
         pooled = pool(outputs.last_hidden_state, outputs.main_mask, self.config.pooling)
         logits = self.classifier(self.dropout(pooled))
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
-        return HypernetSequenceClassifierOutput(loss=loss, logits=logits, **shared_fields(outputs))
+        return SequenceClassifierOutput(loss, logits, outputs.hidden_states, outputs.attentions)
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch) -> torch.Tensor:
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
@@ -258,14 +197,6 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
     """Finds the answer to a question in a text: the hypernetwork, and a linear layer for start and end   (Sect. 3.2)
 
     The first token is added before the text; start and end at this token mean "no answer".
-
-    Example:
-
-    ```python
-    >>> from modeling_hypernet import HypernetForQuestionAnswering
-    >>> model = HypernetForQuestionAnswering.from_backbone("roberta-large")
-    >>> outputs = model(**tokenizer(question, text, return_tensors="pt"))
-    ```
     """
 
     card_use = {
@@ -274,7 +205,6 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
         "task": "extractive-qa",
         "call": 'run(question="What holds the water back?", context="A barrage holds the water back.")',
     }
-    model_class = HypernetModel
     lora_task = "QUESTION_ANS"
 
     @classmethod
@@ -286,7 +216,7 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
 
     def __init__(self, config: HypernetConfig):
         super().__init__(config)
-        self.hypernet = self.model_class(config)
+        self.hypernet = HypernetModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.qa_outputs = nn.Linear(config.output_size, 2)
         self.post_init()
@@ -297,7 +227,6 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         meta_mask: torch.Tensor | None = None,
         main_mask: torch.Tensor | None = None,
@@ -305,29 +234,27 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
         start_positions: torch.Tensor | None = None,
         end_positions: torch.Tensor | None = None,
         **kwargs,
-    ) -> HypernetQuestionAnsweringOutput:
+    ) -> QuestionAnsweringModelOutput:
         """
         Args:
-            input_ids to encoder_hidden_states: as in `HypernetModel.forward`, with the question as meta-text.
+            input_ids to encoder_hidden_states, kwargs: as in `HypernetModel.forward`, with the question as meta-text.
             start_positions, end_positions (`(B,)`): first and last token of the answer; both the row's first token for "no
-                answer". `DataCollatorForTextPairs` validates them.
-            kwargs: for the backbone, such as `output_hidden_states` and `output_attentions`.
+                answer".
+
+        Returns:
+            The sum of the cross-entropies of start and end, and their logits (B, S): scores at the main text's tokens and at
+            the first token, -10,000 elsewhere.
         """
         outputs = self.hypernet(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, meta_mask, main_mask,
-            encoder_hidden_states, prepend_cls_to_main=True, **kwargs,
+            input_ids, attention_mask, token_type_ids, inputs_embeds, meta_mask, main_mask, encoder_hidden_states,
+            prepend_cls_to_main=True, **kwargs,
         )  # fmt: skip
         scores = at_least_float32(self.qa_outputs(self.dropout(outputs.last_hidden_state)))
         start, end = scores.masked_fill(~outputs.main_mask[..., None], MIN_LOG_PROB).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = F.cross_entropy(start, start_positions) + F.cross_entropy(end, end_positions)
-        return HypernetQuestionAnsweringOutput(loss=loss, start_logits=start, end_logits=end, **shared_fields(outputs))
-
-
-def shared_fields(outputs: HypernetModelOutput) -> dict:
-    """The fields that the outputs of all heads have in common."""
-    return {name: getattr(outputs, name) for name in ("meta_embedding", "hidden_states", "attentions")}
+        return QuestionAnsweringModelOutput(loss, start, end, outputs.hidden_states, outputs.attentions)
 
 
 HypernetForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")

@@ -6,18 +6,17 @@ Works with any model for question answering whose outputs have `start_logits` an
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 import torch
 
-from .data_hypernet import QuestionWindow, question_windows
+from .data_hypernet import QuestionWindow, pad_column, question_windows
 from .pipeline_base import TextPipeline
 
 SORT_WINDOW = 16  # batches of questions whose windows are sorted by length together
 POSTPROCESS_OPTIONS = ("top_k", "max_answer_len", "handle_impossible_answer", "null_score_diff_threshold")
-PREPROCESS_OPTIONS = ("max_seq_len", "doc_stride", "max_question_len", "on_long")
-NO_LIMIT = 1_000_000  # tokenizers without a limit have a model_max_length of about 1e30
+PREPROCESS_OPTIONS = ("max_seq_len", "doc_stride", "max_question_len")
 
 
 class ExtractiveQAPipeline(TextPipeline):
@@ -25,18 +24,15 @@ class ExtractiveQAPipeline(TextPipeline):
 
     Args:
         inputs: `{"question": ..., "context": ...}`; a list or a `datasets` column of them; or any other iterable or a PyTorch
-            data set of them, which is read lazily. Or `question=` and `context=`, each a string or a list of strings.
+            data set of them, which is read lazily. Or the strings `question=` and `context=`.
         top_k (`int`, default 1): number of answers per question.
         handle_impossible_answer (`bool`, default `False`): whether "no answer" (`""`) is a candidate.
         null_score_diff_threshold (`float`, default 0): "no answer" is ranked first only if its score exceeds the best
             answer's by more than this.
         max_answer_len (`int`, default 30): maximum tokens of an answer.
         batch_size (`int`, default 8): windows per batch of the model; windows are sorted by length first.
-        max_seq_len (`int`, default 384, or the model's limit): tokens of a window.
-        doc_stride (`int`, default 128, or a third of a window): tokens by which neighbouring windows of a long text overlap.
-        max_question_len (`int`, default 64): tokens of a question; longer ones are truncated with a warning.
-        on_long (default `"window"`): for texts longer than a window: `"window"` splits them, `"truncate"` uses their
-            beginning only, `"error"` raises.
+        max_seq_len (`int`, default 384, or the tokenizer's limit): tokens of a window.
+        doc_stride, max_question_len (`int`): as in `question_windows`.
 
     Returns:
         For each question `{"score", "start", "end", "answer"}` with `context[start:end] == answer`; with `top_k` above 1 a
@@ -75,7 +71,7 @@ class ExtractiveQAPipeline(TextPipeline):
         )
         batch_size = batch_size or self._batch_size or 8
         if inputs is None:
-            inputs = make_examples(question, context)
+            inputs = {"question": question, "context": context}
         if isinstance(inputs, Mapping):
             return next(self._stream([inputs], batch_size, preprocess, postprocess))
         examples = self.iterate(inputs, "{'question': ..., 'context': ...}")
@@ -84,10 +80,10 @@ class ExtractiveQAPipeline(TextPipeline):
 
     def _stream(self, examples: Iterable, batch_size: int, preprocess: dict, postprocess: dict) -> Iterator:
         """Examples -> results, in order; `SORT_WINDOW` batches are prepared together."""
-        examples, first = iter(examples), 0
+        examples = (check_example(*pair) for pair in zip(examples, count(), strict=False))
         self.model.eval()
         while chunk := list(islice(examples, SORT_WINDOW * max(batch_size, 1))):
-            prepared = self.preprocess(chunk, first=first, **preprocess)
+            prepared = self.preprocess(chunk, **preprocess)
             windows = prepared["windows"]
             by_length = sorted(range(len(windows)), key=lambda i: len(windows[i].offsets), reverse=True)
             for start in range(0, len(by_length), batch_size):
@@ -96,44 +92,18 @@ class ExtractiveQAPipeline(TextPipeline):
                 for i, logits in zip(indices, outputs["logits"].numpy(), strict=True):
                     prepared["logits"][i] = logits[:, : len(windows[i].offsets)]
             yield from self.postprocess(prepared, **postprocess)
-            first += len(chunk)
 
-    def preprocess(self, examples, *, first=0, max_seq_len=None, doc_stride=None, **options) -> dict:
+    def preprocess(self, examples, *, max_seq_len=None, **options) -> dict:
         """Examples -> their windows, and placeholders for the logits of each window."""
-        for number, example in enumerate(examples, start=first):
-            check_example(example, number)
-        limit = min(max_seq_len or 384, self._max_window())
-        windows = question_windows(
-            [example["question"] for example in examples],
-            [example["context"] for example in examples],
-            self.tokenizer,
-            max_seq_len=limit,
-            doc_stride=min(128, limit // 3) if doc_stride is None else doc_stride,
-            first=first,
-            **options,
-        )
+        questions, contexts = ([example[name] for example in examples] for name in ("question", "context"))
+        limit = min(max_seq_len or 384, self.tokenizer.model_max_length)
+        windows = question_windows(questions, contexts, self.tokenizer, max_seq_len=limit, **options)
         return {"examples": examples, "windows": windows, "logits": [None] * len(windows)}
 
-    def _max_window(self) -> int:
-        """The longest window that both the tokenizer and the model's position embeddings support."""
-        limits = [self.tokenizer.model_max_length]
-        for name, module in self.model.named_modules():
-            if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
-                padding = module.padding_idx  # RoBERTa and similar models number positions from padding_idx + 1
-                limits.append(module.num_embeddings - (0 if padding is None else padding + 1))
-        return min(min(limits), NO_LIMIT)
-
     def _pad(self, windows: list[QuestionWindow]) -> dict[str, torch.Tensor]:
-        masks = ("meta_mask", "main_mask")
-        rows = [{name: x for name, x in window.inputs.items() if name not in masks} for window in windows]
-        batch = dict(self.tokenizer.pad(rows, padding_side="right", return_tensors="pt"))
-        for name in masks:
-            if name in self._forward_arguments:
-                full = torch.zeros_like(batch["input_ids"])
-                for i, window in enumerate(windows):
-                    full[i, : len(window.offsets)] = torch.tensor(window.inputs[name])
-                batch[name] = full
-        return batch
+        names = [name for name in windows[0].inputs if name in self._forward_arguments]
+        columns = {name: [window.inputs[name] for window in windows] for name in names}
+        return {name: pad_column(name, values, self.tokenizer, "right") for name, values in columns.items()}
 
     def _forward(self, batch: dict) -> dict:
         """A padded batch -> logits of start and end (n, 2, S), in float32 or float64. Raises a `ValueError` if they are NaN."""
@@ -210,29 +180,14 @@ def answer_scores(
     return spans, scores[order][first]
 
 
-def make_examples(question, context) -> list[dict] | dict:
-    """Examples from `question=` and `context=`, strings or lists of strings."""
-    if question is None or context is None:
-        raise TypeError("extractive-qa needs both question= and context=, or {'question': ..., 'context': ...}.")
-    for name, value in (("question", question), ("context", context)):
-        if isinstance(value, (bytes, Mapping)) or not hasattr(value, "__len__"):
-            raise TypeError(f"{name}={value!r:.60} must be a string, or a list of strings.")
-    if isinstance(question, str) and isinstance(context, str):
-        return {"question": question, "context": context}
-    count = max(len(x) for x in (question, context) if not isinstance(x, str))
-    questions, contexts = ([x] * count if isinstance(x, str) else list(x) for x in (question, context))
-    if len(questions) != len(contexts):
-        raise ValueError(
-            f"There are {len(questions)} questions but {len(contexts)} contexts. Pass the same number of both, or a single "
-            "question or context."
-        )
-    return [{"question": q, "context": c} for q, c in zip(questions, contexts, strict=True)]
-
-
-def check_example(example, number: int):
-    """Raises a `TypeError` for an example without the strings `question` and `context`."""
-    if not isinstance(example, Mapping) or not {"question", "context"} <= set(example):
-        raise TypeError(f"Example {number} needs a question and a context: {example!r:.80}.")
+def check_example(example, number: int) -> Mapping:
+    """The example. Raises a `TypeError` or `ValueError` without the texts `question` and `context`."""
     for name in ("question", "context"):
-        if not isinstance(example[name], str):
-            raise TypeError(f"The {name} of example {number} is a {type(example[name]).__name__}, not a string.")
+        value = example.get(name) if isinstance(example, Mapping) else None
+        if not isinstance(value, str):
+            raise TypeError(
+                f"The {name} of example {number} is a {type(value).__name__}, not a string: {example!r:.80}."
+            )
+        if not value.strip():
+            raise ValueError(f"The {name} of example {number} is empty.")
+    return example

@@ -46,73 +46,35 @@ def find_segments(
     config,
     input_ids: torch.Tensor | None,
     attention_mask: torch.Tensor,
-    token_type_ids: torch.Tensor | None = None,
     meta_mask: torch.Tensor | None = None,
     main_mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masks of meta-text and main text: those of the collator, or else from `token_type_ids`, or else from the separators.
+) -> tuple[LeftAlignedTokens, LeftAlignedTokens]:
+    """The tokens of meta-text and main text: those of the collator's masks, or else what the separators divide.
 
-    All arguments and results are `(B, S)`; the results are booleans.
+    All arguments are `(B, S)`. A row with one separator is a main text alone.
 
     Raises:
-        ValueError: for masks of another shape, and if the inputs do not determine the segments.
+        ValueError: without masks, if the ids or the separator's id are unknown.
     """
     real = attention_mask != 0
-    for name, mask in (("meta_mask", meta_mask), ("main_mask", main_mask), ("token_type_ids", token_type_ids)):
-        if mask is not None and mask.shape != real.shape:
-            raise ValueError(
-                f"{name} has the shape {tuple(mask.shape)}, but attention_mask {tuple(real.shape)}: it needs one value per "
-                "token. Pad it with DataCollatorForTextPairs."
-            )
     first = real & (real.cumsum(1) == 1)
     if main_mask is not None:
-        return (first if meta_mask is None else meta_mask.bool() & real), main_mask.bool() & real
-    special = special_tokens(config, input_ids)
-    words = real & ~special
-    if meta_mask is not None:
-        meta = meta_mask.bool() & real
-        return meta, words & ~meta
-    separators = ((input_ids == config.sep_token_id) & real).int().cumsum(1)
-    second, is_pair = separators > 0, separators[:, -1:] > 1  # a single segment has one separator, at its end
-    if token_type_ids is not None:
-        typed = (token_type_ids == 1) & real
-        has_types = typed.any(1, keepdim=True)
-        second, is_pair = torch.where(has_types, typed, second), is_pair | has_types
-    return first | (words & ~second & is_pair), words & (second | ~is_pair)
-
-
-def special_tokens(config, input_ids: torch.Tensor | None) -> torch.Tensor:
-    """(B, S): true at separators and at the token for the whole text ([CLS])."""
-    if input_ids is None:
+        meta, main = (first if meta_mask is None else meta_mask.bool() & real), main_mask.bool() & real
+    elif input_ids is None or config.sep_token_id is None:
         raise ValueError(
-            "inputs_embeds do not show where the main text begins. Pass meta_mask and main_mask with them, as made by "
-            "DataCollatorForTextPairs."
+            "main_mask=None needs input_ids and config.sep_token_id. Pass the masks of DataCollatorForTextPairs."
         )
-    if config.sep_token_id is None:
-        raise ValueError(
-            "config.sep_token_id is None, so the two segments cannot be located. Set it to tokenizer.sep_token_id, or pass "
-            "meta_mask and main_mask, as made by DataCollatorForTextPairs."
-        )
-    special = input_ids == config.sep_token_id
-    return special if config.cls_token_id is None else special | (input_ids == config.cls_token_id)
-
-
-def split_segments(meta: torch.Tensor, main: torch.Tensor) -> tuple[LeftAlignedTokens, LeftAlignedTokens]:
-    """Masks (B, S) of meta-text and main text -> both texts, left-aligned. Raises a `ValueError` for a main text that
-    follows its meta-text without a separator.
-    """
+    else:
+        separator = (input_ids == config.sep_token_id) & real
+        second, is_pair = separator.cumsum(1) > 0, separator.sum(1, keepdim=True) > 1
+        cls_id = -1 if config.cls_token_id is None else config.cls_token_id
+        words = real & ~separator & (input_ids != cls_id)
+        meta, main = first | (words & ~second & is_pair), words & (second | ~is_pair)
     if torch.compiler.is_compiling():
-        return LeftAlignedTokens(meta, meta.shape[1]), LeftAlignedTokens(main, main.shape[1])
-    titles = meta & (meta.cumsum(1) > 1)  # without a title, the first token may be next to the main text
-    touching = (titles[:, :-1] & main[:, 1:]).any(1)
-    counts = torch.stack([meta.sum(1).max(), main.sum(1).max(), touching.int().argmax(), touching.sum()])
-    U, L, row, count = counts.tolist()  # one transfer from the device
-    if count:
-        raise ValueError(
-            f"The main text of row {row} follows its meta-text without a separator. Make pairs with "
-            "tokenizer(titles, texts); for texts without titles, use tokenizer(texts)."
-        )
-    return LeftAlignedTokens(meta, max(U, 1)), LeftAlignedTokens(main, max(L, 1))
+        widths = [meta.shape[1]] * 2
+    else:
+        widths = torch.stack([meta.sum(1).max(), main.sum(1).max()]).tolist()  # one transfer from the device
+    return LeftAlignedTokens(meta, max(widths[0], 1)), LeftAlignedTokens(main, max(widths[1], 1))
 
 
 def pool(states: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:

@@ -22,8 +22,8 @@ from transformers import AutoModel, AutoModelForTokenClassification, pipeline, s
 from modeling_exhird import ExhirdTokenizer
 
 from .modeling_hypernet.conftest import tiny_hypernet  # noqa: F401  (a fixture)
-from .tiny_models import ONE_LAYER, TRAINABLE, make_trainable, make_trainer, weights
-from .torchrun import run_by_torchrun
+from .tiny_models import ONE_LAYER, TRAINABLE, make_trainable, make_trainer, marks_of, weights
+from .tools import run_by_torchrun
 
 # of ExHiRD's encoder
 TRANSFORMER_OPTIONS = [
@@ -41,12 +41,15 @@ def trainable(request):
 
 
 def for_each(names=TRAINABLE):
-    return pytest.mark.parametrize("trainable", names, indirect=True)
+    return pytest.mark.parametrize(
+        "trainable", [pytest.param(name, marks=marks_of(name)) for name in names], indirect=True
+    )
 
 
 def with_options(options):
     """Every model, and those of a family with each of its options."""
-    cases = [(name, case) for name in TRAINABLE for case in options.get(name) or options.get(name.split()[0], [{}])]
+    own = {name: options.get(name) or options.get(name.split()[0], [{}]) for name in TRAINABLE}
+    cases = [pytest.param(name, case, marks=marks_of(name)) for name in TRAINABLE for case in own[name]]
     return pytest.mark.parametrize("trainable, options", cases, indirect=["trainable"])
 
 
@@ -129,11 +132,7 @@ def test_what_a_checkpoint_lacks_is_initialised(trainable):
 @with_options(
     {
         "SEKE": [{}, {"use_moe": False}, {"use_rnn": False}, {"use_moe": False, "use_rnn": False}],
-        "hypernet": [
-            {},
-            {"bidirectional": True, "meta_hidden_size": None},
-            {"normalize_meta_embedding": False, "shared_base_weights": True},
-        ],
+        "hypernet": [{}, {"bidirectional": True, "meta_hidden_size": None}],
         "ExHiRD": [{}, {"exclusive_loss_coef": 0, "decoder_init": "mean"}, {"decoder_init": "zeros"}],
         "ExHiRD transformer": TRANSFORMER_OPTIONS,
     }

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import pytest
 import torch
 from transformers import (
     BartConfig,
@@ -381,6 +382,14 @@ ONE_LAYER = {  # options of `make`
     "MoeSummCausal": {"changes": {"num_hidden_layers": 1}},
 }
 TRAINABLE = [f"{family} {kind}" for family, (_, kinds) in FAMILIES.items() for kind in kinds]
+# the kinds of every run of the tests, which differ in their code; the others run at night
+BY_DAY = ("SEKE bert", "hypernet tags", "hypernet classes", "hypernet answers", "ExHiRD transformer", "ExHiRD bigru",
+          "ExHiRD-causal factors", "MoeSumm bart", "MoeSummCausal llama", "Lexicon token", "Lexicon domain")  # fmt: skip
+
+
+def marks_of(name: str):
+    """The marks of a test of a kind."""
+    return () if name in BY_DAY else pytest.mark.nightly
 
 
 def make_trainable(name: str, fixture: Callable) -> Trainable:

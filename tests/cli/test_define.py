@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from lexperts.cli.define import app
 from modeling_lexicon.data_lexicon import format_prompt
-from tests.recipes import helpers
-from tests.recipes.helpers import read_rows, train_tokenizer, write_rows
+from tests import tools
 from tests.recipes.lexicon_helpers import kind_rows
+from tests.tools import read_rows, train_tokenizer, write_rows
 
-TINY = {**helpers.TINY, "initializer_range": 0.2}
+TINY = {**tools.TINY, "initializer_range": 0.2}
 ROWS = kind_rows(0, 10)
 TEXTS = [text for row in ROWS for text in (format_prompt(row["term"], row["context"]), row["definition"])]
 TERMS = [{name: row[name] for name in ("term", "context")} for row in ROWS]

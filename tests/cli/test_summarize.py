@@ -1,8 +1,6 @@
 # needs: parquet
 """`lexperts summarize`: a JSON Lines file in, summaries out, resumed after an interruption."""
 
-import json
-
 import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
@@ -10,8 +8,8 @@ from typer.testing import CliRunner
 from lexperts.cli import build_app
 from modeling_moesumm.generation_moesumm import Summarizer
 from tests.modeling_moesumm.summaries import small_tokenizer, story, summaries_by, writing_moesumm
-from tests.recipes.helpers import write_rows
 from tests.tiny_models import make_model
+from tests.tools import read_rows, write_rows
 
 ROWS = [{"id": i, "document": story(8 + 3 * i, i), "kind": ["news", "papers"][i % 2]} for i in range(20)]
 FAST = ["--max-length", "12", "--num-beams", "1", "--batch-size", "1", "--device", "cpu"]
@@ -30,10 +28,6 @@ def model(tmp_path_factory):
 @pytest.fixture
 def source(tmp_path):
     return write_rows(tmp_path / "in.jsonl", ROWS)
-
-
-def read_rows(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def run(*arguments):

@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from lexperts.cli import build_app
-from tests.recipes.helpers import fails, run_main, write_rows
+from tests.tools import fails, run_main, write_rows
 
 APP = get_command(build_app())
 GOLD = ("a small boat", "the old tree", "water in a boat", "a bird")

@@ -132,8 +132,6 @@ def test_a_stock_token_classifier(backbone_config, tiny_tokenizer):
 
 def test_a_model_with_a_crf_and_titles(tiny_tokenizer):
     model = make_model("HypernetForTokenClassification")
-    model.set_word_starts(tiny_tokenizer)
-    model.base_model.scale_generators()
     model.classifier.weight.data *= 30
     extract = KeyphraseExtractionPipeline(model, tiny_tokenizer, top_k=None)
     document = {"title": "graph cut", "text": random_text(60, 2)}

@@ -1,5 +1,7 @@
 """Tiny hypernetworks over tiny encoders, and batches of pairs for them."""
 
+import logging
+
 import pytest
 import torch
 from transformers import AutoModel
@@ -30,12 +32,7 @@ def tiny_hypernet(backbone_config, tiny_tokenizer):
         ids = {"cls_token_id": tiny_tokenizer.cls_token_id, "sep_token_id": tiny_tokenizer.sep_token_id}
         names = {"tags": {"id2label": {0: "O", 1: "B-KEY", 2: "I-KEY"}}, "classes": {"num_labels": 4}, "answers": {}}
         options = {"text_config": backbone_config(backbone), **sizes, **ids, **names[kind], **options}
-        config = HypernetConfig(**options)
-        model = KINDS[kind](config).eval()
-        if kind == "tags":
-            model.set_word_starts(tiny_tokenizer)
-        model.base_model.scale_generators()
-        return model
+        return KINDS[kind](HypernetConfig(**options)).eval()
 
     return make
 
@@ -78,3 +75,12 @@ def target():
         return {**batch, "start_positions": first, "end_positions": first}
 
     return add
+
+
+@pytest.fixture
+def log(caplog):
+    """Captures the package's logger, which does not propagate."""
+    logger = logging.getLogger("modeling_hypernet")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)

@@ -6,22 +6,27 @@ from torch import nn
 from torch.testing import assert_close
 
 from modeling_hypernet.lstm_hypernet import (
-    LSTM_FUNCTIONS,
     GeneratedLstm,
     LstmWeights,
     MetaEncoder,
     WeightGenerator,
-    lstm_eager,
+    lstm_batched,
+    lstm_per_example,
     reverse_sequences,
 )
 
 N_X, N_Z, N_H = 6, 3, 5
-FAST = [name for name in LSTM_FUNCTIONS if name != "eager"]
+each_lstm = pytest.mark.parametrize("lstm", [lstm_per_example, lstm_batched])
 
 
-def make(lengths, dtype, seed=0, **options):
-    torch.manual_seed(seed)
-    layer = GeneratedLstm(N_Z, N_X, N_H, **{"bidirectional": False, **options}).to(dtype)
+@pytest.fixture
+def loop(benchmark_module):
+    return benchmark_module("plain").generated_lstm
+
+
+def make(lengths, dtype=torch.float64, bidirectional=False):
+    torch.manual_seed(0)
+    layer = GeneratedLstm(N_Z, N_X, N_H, bidirectional).to(dtype)
     for p in layer.parameters():
         nn.init.normal_(p, std=0.5)
     x = torch.randn(len(lengths), max(1, *lengths), N_X, dtype=dtype, requires_grad=True)
@@ -29,96 +34,79 @@ def make(lengths, dtype, seed=0, **options):
     return layer, x, torch.tensor(lengths), z
 
 
-def results(name, layer, x, lengths, z, upstream):
+def results(lstm, layer, x, lengths, z, upstream):
     for leaf in (x, z, *layer.parameters()):
         leaf.grad = None
-    y = layer(x, lengths, z, name)
+    y = layer(x, lengths, z, lstm)
     (y * upstream).sum().backward()
     return [y.detach(), *(leaf.grad for leaf in (x, z, *layer.parameters()))]
 
 
-@pytest.mark.parametrize("name", FAST)
-@pytest.mark.parametrize("lengths", [[1], [2], [1, 2], [7, 1, 0, 2, 5], [3, 3, 3], [0, 4], [40, 9]])
+@each_lstm
+@pytest.mark.parametrize("lengths", [[1], [1, 2], [7, 1, 0, 2, 5], [0, 4], [40, 9]])
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_every_implementation_equals_the_loop_in_values_and_all_gradients(name, lengths, bidirectional):
+def test_every_implementation_equals_the_loop_in_values_and_all_gradients(lstm, lengths, bidirectional, loop):
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
-        layer, x, lengths_, z = make(lengths, dtype, bidirectional=bidirectional)
+        layer, x, lengths_, z = make(lengths, dtype, bidirectional)
         upstream = torch.randn(len(lengths), x.shape[1], N_H * (1 + bidirectional), dtype=dtype)
-        slow = results("eager", layer, x, lengths_, z, upstream)
-        fast = results(name, layer, x, lengths_, z, upstream)
-        for actual, expected in zip(fast, slow, strict=True):
-            assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+        slow = results(loop, layer, x, lengths_, z, upstream)
+        fast = results(lstm, layer, x, lengths_, z, upstream)
+        assert_close(fast, slow, rtol=tolerance, atol=tolerance)
         beyond = torch.arange(x.shape[1]) >= lengths_[:, None]
         assert (fast[0][beyond] == 0).all() and (fast[1][beyond] == 0).all()
         if max(lengths) > 1:  # negative control: other weights give other states
-            other = results(name, layer, x, lengths_, (z.detach() + 1).requires_grad_(), upstream)
+            other = results(lstm, layer, x, lengths_, (z.detach() + 1).requires_grad_(), upstream)
             assert not torch.allclose(other[0], slow[0], atol=1e-3)
 
 
-@pytest.mark.parametrize("name", LSTM_FUNCTIONS)
-def test_with_one_title_it_is_one_lstm_with_the_generated_weights(name):
-    layer, x, lengths, z = make([6, 4], torch.float64)
+@each_lstm
+def test_with_one_title_it_is_one_lstm_with_the_generated_weights(lstm):
+    layer, x, lengths, z = make([6, 4])
     z = z[:1].expand(2, -1)
     hidden, weight, bias = (w[0, [1, 0, 2, 3]].flatten(0, 1) for w in layer.generators[0](z))
-    lstm = nn.LSTM(N_X, N_H, batch_first=True).double()
+    stock = nn.LSTM(N_X, N_H, batch_first=True).double()
     parameters = {"weight_hh_l0": hidden, "weight_ih_l0": weight, "bias_ih_l0": bias, "bias_hh_l0": 0 * bias}
-    expected, _ = torch.func.functional_call(lstm, parameters, (x,))
-    expected = expected * (torch.arange(6) < lengths[:, None])[..., None]
-    assert_close(layer(x, lengths, z, name), expected)
+    expected, _ = torch.func.functional_call(stock, parameters, (x,))
+    assert_close(layer(x, lengths, z, lstm), expected * (torch.arange(6) < lengths[:, None])[..., None])
 
 
-def test_the_loop_is_the_formulas_gate_by_gate():
+def test_the_loop_is_the_formulas_gate_by_gate(loop):
     """Eq. 7-8 with numbers, one step after the other: gates in the order f, i, c, o."""
     hidden = torch.zeros(1, 4, 1, 1)
     hidden[0, 2] = 0.5  # h goes into c~ alone
     weights = LstmWeights(hidden, torch.ones(1, 4, 1, 1), torch.tensor([[[1.0], [0.0], [0.0], [-1.0]]]))
-    v = [0.3, -0.2]
     h = c = torch.tensor(0.0)
     expected = []
-    for x in v:
+    for x in (0.3, -0.2):
         f, i, o = torch.tensor([x + 1, x, x - 1]).sigmoid()
         c = f * c + i * torch.tanh(x + 0.5 * h)
         h = o * torch.tanh(c)
         expected.append(h)
-    actual = lstm_eager(torch.tensor(v).view(1, 2, 1), torch.tensor([2]), weights)
+    actual = loop(torch.tensor([[[0.3], [-0.2]]]), torch.tensor([2]), weights)
     assert_close(actual.flatten(), torch.stack(expected))
 
 
-def test_shared_base_weights_are_added_to_generated_weights():
-    layer, x, lengths, z = make([6, 4], torch.float64, shared_base=True)
-    bare, *_ = make([6, 4], torch.float64)
-    generator = layer.generators[0]
-    bare.load_state_dict({name: p for name, p in layer.state_dict().items() if "base_" not in name})
-    shared = (generator.base_hidden, generator.base_input, generator.base_bias)
-    for total, W_0, generated in zip(generator(z), shared, bare.generators[0](z), strict=True):
-        assert_close(total, W_0 + generated)
-    layer(x, lengths, torch.zeros_like(z)).sum().backward()  # z = 0: only they have an effect and get gradients
-    assert all(W_0.grad.abs().sum() > 0 for W_0 in shared) and generator.hidden.grad.abs().sum() == 0
-
-
-def test_the_meta_encoder_uses_all_tokens_and_no_padding():
+@pytest.mark.parametrize("hidden", [None, 8])
+def test_the_meta_encoder_uses_all_tokens_and_no_padding(hidden):
     torch.manual_seed(0)
-    encoder = MetaEncoder(N_X, N_Z, 8, normalize=False)
-    u = torch.randn(2, 5, N_X)
-    lengths = torch.tensor([5, 2])
+    encoder = MetaEncoder(N_X, 16, hidden)
+    assert encoder.lstm.hidden_size == (hidden or 16) and (encoder.projection is None) == (hidden is None)
+    u, lengths = torch.randn(2, 5, N_X), torch.tensor([5, 2])
     z = encoder(u, lengths)
-    assert z.shape == (2, N_Z)
+    assert_close(z.norm(dim=-1), torch.ones(2), rtol=1e-2, atol=1e-2)
+    assert_close(z.sum(-1), torch.zeros(2), rtol=0, atol=1e-5)
     changed = u.clone()
     changed[1, 2:] = 9.0
     assert_close(encoder(changed, lengths), z)
     changed[1, 1] = 9.0  # negative control
     assert not torch.allclose(encoder(changed, lengths)[1], z[1], atol=1e-3)
-    direct, scaled = MetaEncoder(N_X, N_Z, None, False), MetaEncoder(N_X, 16, 8, normalize=True)
-    assert direct.lstm.hidden_size == N_Z and direct.projection is None
-    assert_close(scaled(u, lengths).norm(dim=-1), torch.ones(2), rtol=1e-2, atol=1e-2)
 
 
 def test_a_step_of_adam_moves_a_generated_weight_by_at_most_sqrt_N_z_steps():
     """Adam moves each parameter by at most the rate, so a generated weight by |z|_1 times the rate, at most sqrt(N_z)."""
     torch.manual_seed(0)
-    encoder, generator = MetaEncoder(N_X, 16, 8, normalize=True), WeightGenerator(16, N_X, 8)
+    encoder, generator, rate = MetaEncoder(N_X, 16, 8), WeightGenerator(16, N_X, 8), 1e-2
     z = encoder(100 * torch.randn(3, 5, N_X), torch.tensor([5, 4, 1])).detach()
-    rate = 1e-2
     with torch.no_grad():
         for p in generator.parameters():
             p.normal_()

@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from run_tools.rows import read_jsonl
-from tests.recipes.helpers import read_rows, save_tiny_llama, write_rows
 from tests.recipes.lexicon_helpers import kind_rows, save_embedder
+from tests.tools import read_rows, save_tiny_llama, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -23,7 +23,7 @@ from modeling_exhird import DataCollatorForKeyphraseGeneration as Collator
 from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration, ExhirdTokenizer, tokenize_documents
 from modeling_exhird.generation_exhird import KeyphraseGenerator
 from tests.modeling_exhird.llamas import llama_config, llama_tokenizer, tiny_llama
-from tests.recipes.helpers import fails, write_rows
+from tests.tools import fails, write_rows
 
 STEPS = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "4"]
 STEPS += ["--num-train-epochs", "2", "--logging-steps", "1", "--learning-rate", "1e-3"]

@@ -4,15 +4,22 @@ import json
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import TrainingArguments, pipeline
 
 from lexperts.cli.train import app
 from lexperts.recipes.hypernet.arguments import ClassificationDataArguments, ModelArguments
 from lexperts.recipes.hypernet.classes import load_texts
-from lexperts.recipes.hypernet.models import build_model
+from lexperts.recipes.hypernet.models import add_states, build_model
 from lexperts.recipes.training import RecipeTrainer
-from modeling_hypernet import HypernetForSequenceClassification, HypernetForTokenClassification
-from tests.recipes.helpers import fails, write_rows
+from modeling_hypernet import (
+    DataCollatorForTextPairs,
+    HypernetForSequenceClassification,
+    HypernetForTokenClassification,
+    tokenize_pairs,
+)
+from tests.recipes.trainings import some_rows
+from tests.tools import fails, write_rows
 
 FAST = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "8"]
 FAST += ["--save-strategy", "epoch", "--num-train-epochs", "2", "--meta-embedding-size", "4", "--hidden-size", "8"]
@@ -22,22 +29,11 @@ TEXT = "the graph cut of the network is learning in graph networks"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Twelve rows with the columns of all three commands, for training and for testing."""
-    folder = tmp_path_factory.mktemp("rows")
-    rows = []
-    for i in range(12):
-        row = {
-            "title": ["graph cut", "learning", ""][i % 3],
-            "text": f"{TEXT} {i}",
-            "keyphrases": ["graph cut", "network"],
-        }
-        row |= {"label": ["sport", "arts"][i % 2], "id": f"q{i}", "question": "the network", "context": row["text"]}
-        answered = i % 4 > 0
-        row["answers"] = {"text": ["learning"] * answered, "answer_start": [TEXT.index("learning")] * answered}
-        rows.append(row)
-    for name in ("train", "test"):
-        write_rows(folder / f"{name}.jsonl", rows)
-    return ["--train-files", str(folder / "train.jsonl"), "--test-files", str(folder / "test.jsonl")]
+    """Twelve rows with the columns of all three commands, some without an answer."""
+    nothing = {"answers": {"text": [], "answer_start": []}}
+    rows = [row | ({} if i % 4 else nothing) for i, row in enumerate(some_rows())]
+    path = str(write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows))
+    return ["--train-files", path, "--test-files", path]
 
 
 def run(kind, *arguments):
@@ -56,10 +52,26 @@ def test_keyphrases_are_trained_and_scored_by_one_command(backbone, files, tmp_p
     assert [entry for entry in results["log"] if "eval_span_f1" in entry]
     output = capsys.readouterr().out
     assert "9 documents in 9 windows" in output and "18 of 18" in output and "test, 12 documents" in output
-    assert (tmp_path / "states-train" / "states.json").exists()
+    assert {path.name for path in tmp_path.glob("*.arrow")} == {"states-train.arrow", "states-validation.arrow"}
     extract = pipeline("keyphrase-extraction", model=str(tmp_path))
     assert isinstance(extract({"title": "graph cut", "text": TEXT}), list)
     assert extract.model.config.keyphrase_threshold == results["threshold"]
+
+
+def test_states_are_computed_once_and_change_nothing(backbone, tmp_path):
+    model, tokenizer = build_model(
+        HypernetForSequenceClassification, ModelArguments(backbone, meta_embedding_size=4, hidden_size=8), 60, 1
+    )
+    rows = Dataset.from_dict(
+        {**tokenize_pairs(["graph", None, "a cut"], [TEXT, "networks", "of"], tokenizer), "labels": [0, 1, 0]}
+    )
+    collator, file = DataCollatorForTextPairs(tokenizer), str(tmp_path / "states.arrow")
+    expected = model(**collator(list(rows))).logits
+    cached = add_states(rows, model, collator, file)
+    model.base_model.backbone = None
+    again = add_states(rows, model, collator, file)
+    for one in (cached, again):
+        torch.testing.assert_close(model(**collator(list(one))).logits, expected, rtol=0, atol=1e-5)
 
 
 def test_by_default_the_best_epoch_is_kept(backbone, files, tmp_path, monkeypatch):

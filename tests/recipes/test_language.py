@@ -14,7 +14,7 @@ from lexperts.recipes.language.rows import load_rows
 from merge_tools import compose
 from modeling_lexicon.data_lexicon import tokenize_definitions
 from run_tools.errors import UserError
-from tests.recipes.helpers import fails, run_main, save_tiny_llama, write_rows
+from tests.tools import fails, run_main, save_tiny_llama, write_rows
 
 OPTIONS = ["--max-steps", 2, "--use-cpu", "--bf16", "false", "--report-to", "none", "--max-length", 64]
 OPTIONS += ["--learning-rate", 0.01]

@@ -12,8 +12,8 @@ from transformers.pipelines import pipeline
 
 from lexperts.cli.train import app
 from modeling_moesumm import DataCollatorForMoeSumm, MoeSummForConditionalGeneration, TemperatureSampler
-from tests.recipes.helpers import fails, save_tiny_bart, save_tiny_llama, write_rows
 from tests.recipes.trainings import some_rows
+from tests.tools import fails, save_tiny_bart, save_tiny_llama, write_rows
 
 FAST = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--eval-strategy", "no", "--logging-steps", 1]
 FAST += ["--save-strategy", "no", "--load-best-model-at-end", "false", "--learning-rate", 0.01, "--max-steps", 2]

@@ -13,8 +13,8 @@ from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.rows import full_text
 from lexperts_lite.words import split_words
 from run_tools.rows import read_jsonl
-from tests.recipes.helpers import write_rows
 from tests.recipes.test_seke import CORPUS, ROOT
+from tests.tools import write_rows
 
 
 @pytest.mark.nightly

@@ -25,7 +25,7 @@ from lexperts_lite.features import CLASSES, MODIFIER, NOUN, OTHER
 from modeling_seke import SekeForTokenClassification
 from run_tools.arguments import parse
 from tests.loopback_hub import LoopbackHub
-from tests.recipes.helpers import fails, write_rows
+from tests.tools import fails, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "examples" / "corpus"

@@ -10,8 +10,8 @@ from transformers import AutoModel, Trainer
 
 from lexperts.cli.train import app
 from lexperts.recipes import TRAIN
-from tests.recipes.helpers import fails, save_tiny_bart, save_tiny_llama, write_rows
 from tests.recipes.trainings import TRAININGS, some_rows
+from tests.tools import fails, save_tiny_bart, save_tiny_llama, write_rows
 
 each_training = pytest.mark.parametrize("name", TRAININGS)
 

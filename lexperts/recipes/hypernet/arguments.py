@@ -19,8 +19,6 @@ class ModelArguments:
     meta_embedding_size: int = option(16, "size of the title's vector z")
     hidden_size: int = option(512, "hidden size of the layer that encodes the text")
     bidirectional: bool = option(False, "whether to encode the text in reverse too")
-    normalize_meta_embedding: bool = option(True, "whether to normalise z to mean 0 and length 1")
-    shared_base_weights: bool = option(False, "whether to add generated weights to weights that all texts share")
     classifier_dropout: float = option(0.1, "dropout on the text's states")
     pooling: Literal["last", "mean"] = option("last", "state of the text from which it is classified")
 

@@ -1,7 +1,10 @@
-"""Commands run in this process, files of rows, and the fields of a tiny Llama."""
+"""Commands, files of rows, tiny models on disk, two processes: what the tests of several rooms use."""
 
 import io
 import json
+import os
+import subprocess
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+ROOT = Path(__file__).resolve().parents[1]
 TINY = {
     "vocab_size": 320, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
@@ -93,3 +97,17 @@ def save_tiny_bart(folder: Path, texts: list[str]) -> None:
              for name, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))}  # fmt: skip
     config = BartConfig(vocab_size=bpe.get_vocab_size(), d_model=16, max_position_embeddings=96, **sizes)
     BartForConditionalGeneration(config).save_pretrained(folder)
+
+
+# Gloo's worker threads outlive destroy_process_group, and one that is not done when Python shuts down aborts its process.
+WITHOUT_SHUTDOWN = "\nimport os\nos._exit(0)\n"
+
+
+def run_by_torchrun(code: str, folder: Path) -> None:
+    """Runs code in two processes on the CPU, with the folder in sys.argv; what fails in one fails the test."""
+    (folder / "script.py").write_text(code + WITHOUT_SHUTDOWN)
+    options = ["--standalone", "--nproc_per_node", "2", str(folder / "script.py"), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, "-m", "torch.distributed.run", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-6000:]
