@@ -63,14 +63,9 @@ format: $(LINT)  ## put the code into its format
 	$(LINT)/bin/ruff format .
 
 fix-copies:  ## copy the files that travel with every checkpoint into the modeling packages that need them
-	for p in exhird hypernet lexicon moesumm; do \
-	  for f in saving validation; do cp modeling_seke/$${f}_seke.py modeling_$$p/$${f}_$$p.py; done; \
-	done
-	for p in hypernet moesumm; do cp modeling_seke/backbone_seke.py modeling_$$p/backbone_$$p.py; done
-	for p in exhird moesumm; do cp modeling_lexicon/answers_lexicon.py modeling_$$p/answers_$$p.py; done
+	for p in exhird hypernet lexicon moesumm; do cp modeling_seke/shared_seke.py modeling_$$p/shared_$$p.py; done
 	cp modeling_lexicon/cache_lexicon.py modeling_moesumm/cache_moesumm.py
 	cp modeling_seke/pipeline_keyphrase_extraction.py modeling_hypernet/
-	for p in modeling_exhird modeling_hypernet modeling_moesumm keyphrase_tools; do cp modeling_lexicon/pipeline_base.py $$p/; done
 
 bench: $(READY)  ## time each system beside its plain version
 	$(RUN) benchmarks/speed.py $(ARGS)

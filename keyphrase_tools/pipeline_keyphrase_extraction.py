@@ -19,8 +19,8 @@ from lexperts_lite.decoding import O, read_labels
 from lexperts_lite.ranking import read_rankers, read_word_classes
 from lexperts_lite.reader import KeyphraseReader
 from lexperts_lite.windows import Window
+from modeling_seke.shared_seke import TextPipeline
 
-from .pipeline_base import TextPipeline
 from .token_classifiers import known_limit, last_states, unwrap_model, without_hooks
 
 

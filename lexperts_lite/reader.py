@@ -56,7 +56,7 @@ class KeyphraseReader:
         _forward_names: the names of the model's inputs.
         _rankers: see `ranking.read_rankers`.
         _batch_size, _preprocess_params, _postprocess_params: defaults of calls.
-        iterate: see `pipeline_base.TextPipeline`.
+        iterate: see `shared_seke.TextPipeline`.
     """
 
     model: Any

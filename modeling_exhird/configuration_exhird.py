@@ -6,7 +6,7 @@ from dataclasses import fields
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .validation_exhird import ValidatedConfigMixin, did_you_mean, require_one_of, require_range
+from .shared_exhird import ValidatedConfigMixin, require_one_of, require_range
 
 CHOICES = {
     "encoder_type": ("bigru", "transformer"),
@@ -125,9 +125,8 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
             ValueError: for an unknown field, or a value out of range.
         """
         known = {field.name for field in fields(cls)}
-        for name in sorted(options.keys() - known):
-            hint = did_you_mean(name, known)
-            raise ValueError(f"ExhirdConfig.from_tokenizer() got an unexpected argument {name!r}. {hint}")
+        if unknown := sorted(options.keys() - known):
+            raise ValueError(f"ExhirdConfig.from_tokenizer() got an unexpected argument {unknown[0]!r}.")
         ids = {name: getattr(tokenizer, name) for name in TOKEN_FIELDS}
         return cls(vocab_size=len(tokenizer), **{**ids, **options})
 

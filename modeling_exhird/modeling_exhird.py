@@ -20,11 +20,11 @@ from .attention_exhird import SparseRelativeAttention
 from .configuration_exhird import ExhirdConfig
 from .decoder_exhird import CopyGenerator, EncoderMemory, HierarchicalDecoder, labels_by_phrase, score_labels
 from .encoders_exhird import ENCODER_CLASSES, DecoderInit
-from .saving_exhird import SelfContainedCheckpointMixin
 from .search_exhird import DecodingConstraints, ExhirdGenerateOutput, search_phrases
+from .shared_exhird import LexpertsModelMixin
 
 
-class ExhirdPreTrainedModel(SelfContainedCheckpointMixin, PreTrainedModel):
+class ExhirdPreTrainedModel(LexpertsModelMixin, PreTrainedModel):
     """Initialisation, saving and loading of keyphrase generators."""
 
     card_family = "ExHiRD: an encoder and a hierarchical decoder without repeats (Chen et al. 2020, Xu et al. 2021)"
@@ -144,7 +144,7 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, GenerationMixin):
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """The pipeline of each task, for `SelfContainedCheckpointMixin`."""
+        """The pipeline of each task, for `LexpertsModelMixin`."""
         from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
 
         return {"keyphrase-generation": KeyphraseGenerationPipeline}

@@ -4,8 +4,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from .generation_exhird import KeyphraseGenerator
-from .pipeline_base import TextPipeline
 from .prompted_generation_exhird import PromptedKeyphraseGenerator
+from .shared_exhird import TextPipeline
 
 OPTIONS = ("num_keyphrases", "batch_size", "max_phrases", "exclusion_window", "min_phrases")
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 
-from .answers_exhird import score_answers_only
 from .data_exhird import (
     DataCollatorForKeyphraseGeneration,
     find_columns,
@@ -28,6 +27,7 @@ from .data_exhird import (
 )
 from .exclusion_exhird import token_id
 from .search_exhird import check_limits
+from .shared_exhird import score_answers_only
 from .tokenization_exhird import DIGIT, replace_surrogates, split_document
 
 FIELD = "keyphrase_generation"  # of the configuration

@@ -15,12 +15,11 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import can_return_tuple
 
-from .backbone_hypernet import BackboneMixin, build_encoder
 from .configuration_hypernet import HypernetConfig
 from .crf_hypernet import LinearChainCrf
 from .lstm_hypernet import GeneratedLstm, MetaEncoder, WeightGenerator
-from .saving_hypernet import SelfContainedCheckpointMixin, lexperts_tools
 from .segments_hypernet import LeftAlignedTokens, find_segments
+from .shared_hypernet import LexpertsModelMixin, build_encoder, lexperts_tools
 
 # Options of from_backbone() that are fields of the configuration.
 CONFIG_OPTIONS = {field.name for field in fields(HypernetConfig)} - {"text_config"} | {"num_labels", "problem_type"}
@@ -46,7 +45,7 @@ class HypernetModelOutput(BaseModelOutput):
     main_mask: torch.Tensor | None = None
 
 
-class HypernetPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
+class HypernetPreTrainedModel(LexpertsModelMixin, PreTrainedModel):
     """Initialisation, loading, saving and adapters of hypernetwork models."""
 
     card_family = "Hypernetwork: the title or question generates the weights that read the text (Duan et al. 2021)"

@@ -7,7 +7,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from .validation_hypernet import ValidatedConfigMixin, require_one_of, require_range
+from .shared_hypernet import ValidatedConfigMixin, require_one_of, require_range
 
 
 @strict

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .data_hypernet import QuestionWindow, pad_column, question_windows
-from .pipeline_base import TextPipeline
+from .shared_hypernet import TextPipeline
 
 SORT_WINDOW = 16  # batches of questions whose windows are sorted by length together
 POSTPROCESS_OPTIONS = ("top_k", "max_answer_len", "handle_impossible_answer", "null_score_diff_threshold")

@@ -4,7 +4,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig
 
-from .validation_lexicon import ValidatedConfigMixin, require_one_of, require_range
+from .shared_lexicon import ValidatedConfigMixin, require_one_of, require_range
 
 ROUTING_POLICIES = ("token", "sequence_soft", "sequence_hard", "domain")
 

@@ -8,7 +8,7 @@ import re
 
 import torch
 
-from .answers_lexicon import IGNORED, score_answers_only
+from .shared_lexicon import IGNORED, score_answers_only
 
 PLAIN = {"add_special_tokens": False, "split_special_tokens": True}  # the name of a special token is plain text
 

@@ -16,7 +16,7 @@ from .configuration_lexicon import LexiconConfig
 from .experts_lexicon import LexiconExperts, RoutingDecision
 from .low_rank_lexicon import LowRankExperts
 from .routing_lexicon import Routing, at_least_float32, top_k_routing
-from .saving_lexicon import lexperts_tools
+from .shared_lexicon import lexperts_tools
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj")  # of the attention
 

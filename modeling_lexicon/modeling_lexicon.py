@@ -38,7 +38,7 @@ from .routing_lexicon import (
     router_loss,
     with_virtual_tokens,
 )
-from .saving_lexicon import SelfContainedCheckpointMixin
+from .shared_lexicon import LexpertsModelMixin
 
 
 @dataclass
@@ -72,7 +72,7 @@ class LexiconCausalLMOutput(MoeCausalLMOutputWithPast):
     expert_index: tuple[torch.Tensor, ...] | None = None
 
 
-class LexiconPreTrainedModel(RoutedModelMixin, SelfContainedCheckpointMixin, LlamaPreTrainedModel):
+class LexiconPreTrainedModel(RoutedModelMixin, LexpertsModelMixin, LlamaPreTrainedModel):
     """Initialisation, saving and loading of LM-Lexicon models."""
 
     card_family = "LM-Lexicon: a Llama decoder with routed experts (Definition Modeling with Mixture-of-Experts)"
@@ -226,7 +226,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """See `SelfContainedCheckpointMixin`."""
+        """See `LexpertsModelMixin`."""
         from .pipeline_definition_modeling import DefinitionModelingPipeline
 
         return {"definition-modeling": DefinitionModelingPipeline}

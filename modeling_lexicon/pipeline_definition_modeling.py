@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from .generation_lexicon import DefinitionGenerator
-from .pipeline_base import TextPipeline
+from .shared_lexicon import TextPipeline
 
 OPTIONS = ("best_of", "num_definitions", "reward_model", "domain_ids", "embedder", "max_new_tokens", "batch_size")
 SORT_WINDOW = 16  # batches whose rows are sorted by length together

@@ -10,13 +10,11 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, initialization
 
-from .backbone_moesumm import BackboneMixin
 from .configuration_moesumm import BACKBONES, DECODERS, EXPERTS_IMPLEMENTATIONS, MoeSummConfig, check_datasets
 from .experts_moesumm import DatasetSelectors, DeputyExperts, DeputyFeedForward
 from .layers_moesumm import LAYER_CLASSES, attach_deputies, get_layers, layer_stacks
 from .routing_moesumm import RoutingContext, check_positions, given_tokens, make_routing_context, past_length
-from .saving_moesumm import SelfContainedCheckpointMixin, lexperts_tools
-from .validation_moesumm import did_you_mean
+from .shared_moesumm import LexpertsModelMixin, lexperts_tools
 
 # arguments of from_backbone() for the configuration
 CONFIG_OPTIONS = {field.name for field in fields(MoeSummConfig)} - {"text_config"}
@@ -27,7 +25,7 @@ def language_model_class(config):
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 
-class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
+class MoeSummPreTrainedModel(LexpertsModelMixin, PreTrainedModel):
     """A backbone with deputies: initialisation, saving, loading, datasets. All subclasses have the same parameters.
 
     `has_encoder` is whether the backbone has an encoder; `None` for both kinds.
@@ -162,8 +160,9 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         """The name of an implementation of `DeputyExperts`, by default `"auto"`."""
         requested = "auto" if requested_experts is None else requested_experts
         if requested not in EXPERTS_IMPLEMENTATIONS:
-            hint = did_you_mean(requested, EXPERTS_IMPLEMENTATIONS)
-            raise ValueError(f"experts_implementation={requested!r} is not known. {hint}")
+            raise ValueError(
+                f"experts_implementation={requested!r} is not one of {', '.join(EXPERTS_IMPLEMENTATIONS)}."
+            )
         return requested
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:
@@ -224,7 +223,7 @@ class MoeSummPreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTra
         """
         datasets = self.config.datasets
         if init != "mean" and init not in datasets:
-            raise ValueError(f"init={init!r} is not known. {did_you_mean(init, ['mean', *datasets])}")
+            raise ValueError(f"init={init!r} is not one of {', '.join(['mean', *datasets])}.")
         check_datasets([*datasets, name])
         if self.config.dataset_aware:
             copied = slice(None) if init == "mean" else [datasets.index(init)]

@@ -2,16 +2,12 @@
 """The argument and output of decoders that transformers calls `cache` since 5.24, and called `past_key_values` before."""
 
 import functools
-import inspect
 
-from transformers import GenerationMixin
-
-PREPARE = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
-CACHE = "cache" if "cache" in PREPARE.parameters else "past_key_values"  # the installed version's name
+CACHE = "cache"
 
 
 def accepts_both_names(forward):
-    """Decorates a method with the argument `cache`: it can also be passed as `past_key_values`, with any version. Raises a
+    """Decorates a method with the argument `cache`: it can also be passed as `past_key_values`. Raises a
     `ValueError` for calls with both.
     """
 

@@ -5,7 +5,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from .validation_moesumm import ValidatedConfigMixin, require_one_of, require_range
+from .shared_moesumm import ValidatedConfigMixin, require_one_of, require_range
 
 EXPERTS_IMPLEMENTATIONS = ("auto", "eager", "batched_mm", "grouped_mm")
 GATE_POSITIONS = ("deputy", "layer_output")

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
-from .answers_moesumm import IGNORED, score_answers_only
 from .prompts_moesumm import (
     InputFormat,
     check_on_long,
@@ -23,6 +22,7 @@ from .prompts_moesumm import (
     tokenize,
 )
 from .routing_moesumm import dataset_names_to_ids
+from .shared_moesumm import IGNORED, score_answers_only
 
 logger = logging.getLogger(__name__)
 

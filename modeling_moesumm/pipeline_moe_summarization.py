@@ -6,7 +6,7 @@ from itertools import islice
 
 from .configuration_moesumm import MoeSummConfig
 from .generation_moesumm import Summarizer
-from .pipeline_base import TextPipeline
+from .shared_moesumm import TextPipeline
 
 SORT_WINDOW = 16  # batches of texts that are sorted by length together
 

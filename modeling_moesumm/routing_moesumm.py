@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from .validation_moesumm import did_you_mean
-
 
 @dataclass(eq=False)
 class RoutingContext:
@@ -137,9 +135,7 @@ def dataset_names_to_ids(datasets: list[str], dataset, batch: int) -> list[int]:
         raise ValueError(f"dataset has {len(names)} names for {batch} rows. Pass one name per row, or one for all.")
     for name in names:
         if name is not None and name not in datasets:
-            raise ValueError(
-                f"dataset={name!r} is not one of {', '.join(map(repr, datasets))}. {did_you_mean(name, datasets)}"
-            )
+            raise ValueError(f"dataset={name!r} is not one of {', '.join(map(repr, datasets))}.")
     return [-1 if name is None else datasets.index(name) for name in names]
 
 

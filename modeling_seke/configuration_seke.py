@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
-from .validation_seke import ValidatedConfigMixin, require_one_of, require_range
+from .shared_seke import ValidatedConfigMixin, require_one_of, require_range
 
 RNN_TYPES = ("lstm", "gru")
 EXPERT_INITS = ("identity", "uniform")

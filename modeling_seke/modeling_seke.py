@@ -16,7 +16,6 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput, TokenClassifierOutput
 from transformers.utils import can_return_tuple
 
-from .backbone_seke import BackboneMixin, build_encoder
 from .configuration_seke import SekeConfig
 from .layers_seke import (
     EXPERTS_IMPLEMENTATIONS,
@@ -30,7 +29,7 @@ from .layers_seke import (
     router_z_loss,
 )
 from .pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
-from .saving_seke import SelfContainedCheckpointMixin, lexperts_tools
+from .shared_seke import LexpertsModelMixin, build_encoder, lexperts_tools
 
 # Options of from_backbone() that are fields of the configuration.
 CONFIG_OPTIONS = {field.name for field in fields(SekeConfig)} - {"text_config"} | {"num_labels"}
@@ -82,7 +81,7 @@ class PackedStates(NamedTuple):
         }
 
 
-class SekePreTrainedModel(BackboneMixin, SelfContainedCheckpointMixin, PreTrainedModel):
+class SekePreTrainedModel(LexpertsModelMixin, PreTrainedModel):
     """Initialisation, loading, saving and adapters of SEKE models."""
 
     card_family = "SEKE: a mixture of experts and a recurrent encoder on a pretrained encoder (Martinc et al. 2025)"
@@ -289,7 +288,7 @@ class SekeForTokenClassification(SekeModel):
 
     @classmethod
     def pipelines(cls) -> dict[str, type | str]:
-        """See `SelfContainedCheckpointMixin`."""
+        """See `LexpertsModelMixin`."""
         return {"keyphrase-extraction": KeyphraseExtractionPipeline}
 
     @can_return_tuple

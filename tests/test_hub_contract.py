@@ -211,7 +211,7 @@ def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
     names = {path.name for path in folder.iterdir()}
     own = {path.name for path in (ROOT / f"modeling_{package}").glob("*.py")}
     code = {file for file in names if file.endswith(".py")}
-    parts = ("modeling", "configuration", "saving", "validation")
+    parts = ("modeling", "configuration", "shared")
     files = {entry["impl"].split(".")[0] + ".py" for entry in config.get("custom_pipelines", {}).values()}
     is_stock = name == "exhird-llama"  # a Llama of transformers and our pipeline
     required = {*files, *(f"{part}_{package}.py" for part in parts if not is_stock)}
