@@ -341,7 +341,7 @@ async def make_tasks(body: KeyphraseRequest, extract, limits: dict[str, int]) ->
     documents = [each if isinstance(each, str) else each.model_dump(exclude_none=True) for each in inputs]
     options = body.parameters.model_dump(exclude_unset=True, exclude={"mentions"})
     options.setdefault("top_k", body.parameters.top_k)  # the pipeline by itself returns all candidates
-    phrases, key = options.pop("candidates", None), body.parameters.model_dump_json()
+    phrases, key = options.pop("candidates", None), str(options)
     loop = asyncio.get_running_loop()
     try:
         if phrases is not None:
