@@ -16,6 +16,22 @@ TEMPERATURE_RANGE = (0.05, 20.0)  # the range that is searched
 CONFIDENT = 0.7  # scores above it are counted
 
 
+def reliability(scores: ArrayLike, right: ArrayLike, bins: int = 10) -> list[dict]:
+    """`score` (mean), `share` (of correct phrases) and `phrases` (count) of each bin of equal width that is not empty.
+
+    Raises:
+        ValueError: if a score is not in [0, 1].
+    """
+    p, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
+    if wrong := p[~((p >= 0) & (p <= 1))].tolist():
+        raise ValueError(f"score={wrong[0]} is not a probability.")
+    bin_of = np.minimum((p * bins).astype(int), bins - 1)
+    members = [bin_of == b for b in np.unique(bin_of)]
+    return [
+        {"score": float(p[own].mean()), "share": float(right[own].mean()), "phrases": int(own.sum())} for own in members
+    ]
+
+
 def expected_calibration_error(scores: ArrayLike, right: ArrayLike, bins: int = 10) -> float:
     """ECE = sum over bins b of n_b / n |mean score - accuracy|, with bins of equal width   (Guo et al. 2017, Eq. 3)
 
@@ -25,22 +41,10 @@ def expected_calibration_error(scores: ArrayLike, right: ArrayLike, bins: int = 
     Raises:
         ValueError: if there are no scores, or one is not in [0, 1].
     """
-    scores, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
-    validate_scores(scores)
-    bin_of = np.minimum((scores * bins).astype(int), bins - 1)
-    return float(sum(abs((scores - right)[bin_of == b].sum()) for b in range(bins)) / len(scores))
-
-
-def reliability(scores: ArrayLike, right: ArrayLike, bins: int = 10) -> list[dict]:
-    """The terms of that sum: `score` (mean), `share` (of correct phrases) and `phrases` (count) of each bin that is not empty."""
-    scores, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
-    bin_of = np.minimum((scores * bins).astype(int), bins - 1)
-    members = [bin_of == b for b in range(bins)]
-    return [
-        {"score": float(scores[mask].mean()), "share": float(right[mask].mean()), "phrases": int(mask.sum())}
-        for mask in members
-        if mask.any()
-    ]
+    rows = reliability(scores, right, bins)
+    if not rows:
+        raise ValueError("There are no scores: no phrase was extracted.")
+    return sum(row["phrases"] * abs(row["score"] - row["share"]) for row in rows) / sum(row["phrases"] for row in rows)
 
 
 def describe_scores(scores: ArrayLike, right: ArrayLike) -> dict[str, float | int | None]:
@@ -53,9 +57,6 @@ def describe_scores(scores: ArrayLike, right: ArrayLike) -> dict[str, float | in
 
     >>> describe_scores([0.9, 0.8, 0.1, 0.2], [True, False, False, False])["confident_right"]
     0.5
-
-    Raises:
-        ValueError: if a score is not in [0, 1].
     """
     scores, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
     confident = scores > CONFIDENT
@@ -78,13 +79,7 @@ def fit_temperature(scores: ArrayLike, right: ArrayLike, steps: int = 100) -> fl
             at the end of the range.
     """
     scores, right = np.asarray(scores, dtype=float), np.asarray(right, dtype=float)
-    validate_scores(scores)
-    num_correct = int(right.sum())
-    if num_correct in (0, len(right)):
-        raise ValueError(
-            f"{num_correct} of {len(right)} extracted phrases are gold keyphrases: scores cannot be calibrated on phrases "
-            f"that are all {'correct' if num_correct else 'wrong'}. Train the model longer, or use more documents."
-        )
+    expected_calibration_error(scores, right)  # checks the scores
     p = np.clip(scores, 1e-7, 1 - 1e-7)
     logit, low, high = np.log(p / (1 - p)), 1 / TEMPERATURE_RANGE[1], 1 / TEMPERATURE_RANGE[0]
     for _ in range(steps):
@@ -92,11 +87,10 @@ def fit_temperature(scores: ArrayLike, right: ArrayLike, steps: int = 100) -> fl
         rising = (logit * (right - apply_temperature(p, 1 / middle))).sum() > 0
         low, high = (middle, high) if rising else (low, middle)
     temperature = 1 / (low * high) ** 0.5
-    if not is_valid_temperature(temperature):
+    if int(right.sum()) in (0, len(right)) or not is_valid_temperature(temperature):
         raise ValueError(
-            f"temperature={temperature:.3g} is at the end of the searched range, {TEMPERATURE_RANGE[0]:g} to "
-            f"{TEMPERATURE_RANGE[1]:g}: no temperature fits the scores ({num_correct} of {len(right)} extracted phrases are "
-            "gold keyphrases). Train the model longer, or use more documents."
+            f"temperature={temperature:.3g}: no temperature fits the scores; {int(right.sum())} of {len(right)} extracted "
+            "phrases are gold keyphrases. Train the model longer, or use more documents."
         )
     return temperature
 
@@ -105,15 +99,6 @@ def is_valid_temperature(temperature: float) -> bool:
     """Whether a temperature was fitted, rather than being an end of the searched range."""
     lowest, highest = TEMPERATURE_RANGE
     return lowest * 1.01 < temperature < highest / 1.01
-
-
-def validate_scores(scores: np.ndarray):
-    """Raises a `ValueError` if there are no scores, or one is not in [0, 1]."""
-    if not len(scores):
-        raise ValueError("There are no scores: no phrase was extracted. Lower the threshold, or use more documents.")
-    if not ((scores >= 0) & (scores <= 1)).all():
-        worst = scores[(scores < 0) | (scores > 1) | np.isnan(scores)][0]
-        raise ValueError(f"score={worst} is not a probability. Scores must be between 0 and 1.")
 
 
 def match_to_gold(
@@ -157,10 +142,7 @@ def calibrate(
             occurs in its text, or if the options ask for scores to which the model's temperature is not applied.
     """
     if not extract.has_temperature(**options):
-        raise ValueError(
-            "The temperature of a model with a ranker is that of its ranker's scores, but these options ask for scores of labels. "
-            "Leave out threshold and candidates, or set model.config.keyphrase_ranker = None."
-        )
+        raise ValueError("These options ask for scores of labels, but the temperature is that of the model's ranker.")
     config = extract.model.config
     config.keyphrase_temperature = None
     config.keyphrase_temperature = fit_temperature(*_read_scores(extract, texts, keyphrases, rules, options))
@@ -183,7 +165,7 @@ def calibration_error(
     """
     config = extract.model.config
     temperature = getattr(config, "keyphrase_temperature", None)
-    errors: dict[str, Any] = {}
+    errors: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
     try:
         for name, value in (("before", None), ("after", temperature)):
             if name == "before" or value is not None:
@@ -193,7 +175,7 @@ def calibration_error(
                 errors.setdefault("phrases", len(right))
     finally:
         config.keyphrase_temperature = temperature
-    return errors if temperature is None else errors | {"temperature": temperature}
+    return errors
 
 
 def _read_scores(extract, texts, keyphrases, rules: str, options: dict) -> tuple[list[float], list[bool]]:

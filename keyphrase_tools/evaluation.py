@@ -1,8 +1,6 @@
-"""Evaluation of keyphrase extraction: F1@k and F1 of spans, from the Trainer's predictions, a pipeline or files."""
+"""Evaluation of keyphrase extraction: F1@k and F1 of spans, from the Trainer's predictions, a pipeline or lists of phrases."""
 
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -18,8 +16,7 @@ from run_tools.errors import UserError
 
 from .labels import label_windows, present_keyphrases, tag_words
 from .metrics import check_cuts, check_gold, keyphrase_f1
-from .phrase_lists import read_labelled, read_phrases, read_predictions
-from .rows import full_text
+from .phrase_lists import read_phrases
 
 THRESHOLDS = (0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
 
@@ -59,47 +56,26 @@ class ExtractionMetrics:
     """
 
     def __init__(
-        self,
-        texts: Sequence[str],
-        keyphrases: Sequence[Sequence[str]],
-        tokenizer,
-        id2label: dict[int, str],
-        *,
-        max_length: int | None = None,
-        overlap: int | None = None,
-        rules: str = "lexperts",
-        convention: str = "seke",
-        k: Sequence[int | str] = (5, 10),
-        thresholds: Sequence[float | None] = THRESHOLDS,
-        titles: Sequence[str | None] | None = None,
-        max_title_length: int = MAX_TITLE_LENGTH,
-        spans: bool = False,
+        self, texts: Sequence[str], keyphrases: Sequence[Sequence[str]], tokenizer, id2label: dict[int, str], *,
+        max_length: int | None = None, overlap: int | None = None, rules: str = "lexperts", convention: str = "seke",
+        k: Sequence[int | str] = (5, 10), thresholds: Sequence[float | None] = THRESHOLDS,
+        titles: Sequence[str | None] | None = None, max_title_length: int = MAX_TITLE_LENGTH, spans: bool = False,
         language: str | None = "english",
-    ):
+    ):  # fmt: skip
         labelling = {"rules": rules, "language": check_language(language)}
         keyphrases = read_lists(texts, keyphrases)
         self._texts = [clean(text) for text in texts]
         self._words = [split_words(text) for text in self._texts]
-        self._gold = [
-            present_keyphrases(words, phrases, **labelling)
-            for words, phrases in zip(self._words, keyphrases, strict=True)
-        ]
+        documents = list(zip(self._words, keyphrases, strict=True))
+        self._gold = [present_keyphrases(words, phrases, **labelling) for words, phrases in documents]
         check_gold(self._gold)
         self._tag_of_label = np.array(read_labels(id2label))
         self._scoring, self._thresholds = {"convention": convention, "k": k, "language": language}, thresholds
-        self._gold_tags = None
-        if spans:
-            tagged = zip(self._words, keyphrases, strict=True)
-            self._gold_tags = [tag_words(words, phrases, **labelling) for words, phrases in tagged]
-        self._windows = encode_windows(
-            self._texts,
-            [[(start, end) for _, start, end in words] for words in self._words],
-            tokenizer,
-            max_length=max_length,
-            overlap=overlap,
-            titles=titles and [title and clean(title) for title in titles],
-            max_title_length=max_title_length,
-        )
+        self._gold_tags = [tag_words(words, phrases, **labelling) for words, phrases in documents] if spans else None
+        titles = titles and [title and clean(title) for title in titles]
+        places = [[(start, end) for _, start, end in words] for words in self._words]
+        lengths: dict = {"max_length": max_length, "overlap": overlap, "max_title_length": max_title_length}
+        self._windows = encode_windows(self._texts, places, tokenizer, titles=titles, **lengths)
         self.rows = label_windows(self._windows, self._words, keyphrases, **labelling)
 
     def __call__(self, prediction) -> dict[str, float]:
@@ -111,46 +87,42 @@ class ExtractionMetrics:
                 without a threshold.
         """
         outputs = prediction.predictions if isinstance(prediction.predictions, tuple) else (prediction.predictions,)
-        logits, paths = outputs[0], outputs[1] if len(outputs) > 1 and outputs[1].ndim == 2 else None
-        word_probabilities = WordProbabilities([len(words) for words in self._words])
         if prediction.label_ids is not None:
             self._check_order(prediction.label_ids)
-        for number, (window, row) in enumerate(zip(self._windows, logits, strict=True)):
-            row = row[: len(window.word_starts)].astype(np.float64)
-            row = np.exp(row - row.max(-1, keepdims=True))
-            row /= row.sum(-1, keepdims=True)
-            p = np.stack([row[:, self._tag_of_label == tag].sum(-1) for tag in range(3)], axis=-1)
-            tags = None
-            if paths is not None:
-                path = paths[number][: len(row)]
-                tags = np.where(path < 0, 0, self._tag_of_label[path])
-            word_probabilities.add(window, p, tags)
-        language = self._scoring["language"]
-        documents = [
-            (text, words, word_probabilities.document(number), word_probabilities.tags(number))
-            for number, (text, words) in enumerate(zip(self._texts, self._words, strict=True))
-        ]
-        if not any(np.any(word_tags(p) if tags is None else tags) for _, _, p, tags in documents):
+        probabilities = self._read_logits(outputs[0], outputs[1] if len(outputs) > 1 and outputs[1].ndim == 2 else None)
+        documents = [(probabilities.document(i), probabilities.tags(i)) for i in range(len(self._texts))]
+        if not any(np.any(word_tags(p) if tags is None else tags) for p, tags in documents):
             warn_if_all_outside(sum(map(len, self._words)))
-        results = []
-        for threshold in self._thresholds:
-            phrases = [
-                rank_phrases(text, words, p, threshold, tags if threshold is None else None, language=language)
-                for text, words, p, tags in documents
-            ]
-            scores = score_phrases(phrases, self._gold, **self._scoring)
-            if self._gold_tags is not None:
-                predicted = [
-                    word_tags(p, threshold) if tags is None or threshold is not None else tags
-                    for _, _, p, tags in documents
-                ]
-                scores |= {f"span_{name}": score for name, score in span_scores(predicted, self._gold_tags).items()}
-            results.append(scores if threshold is None else {**scores, "threshold": threshold})
+        results = [self._score(documents, threshold) for threshold in self._thresholds]
         criterion = f"f1@{self._scoring['k'][-1]}" if self._gold_tags is None else "span_f1"
         best = max(results, key=lambda scores: scores[criterion])
         if self._gold_tags is None or None not in self._thresholds:
             return best
         return best | {"path_span_f1": results[self._thresholds.index(None)]["span_f1"]}
+
+    def _read_logits(self, logits: np.ndarray, paths: np.ndarray | None) -> WordProbabilities:
+        """The probabilities of the documents' words."""
+        probabilities = WordProbabilities([len(words) for words in self._words])
+        for number, (window, row) in enumerate(zip(self._windows, logits, strict=True)):
+            row = row[: len(window.word_starts)].astype(np.float64)
+            row = np.exp(row - row.max(-1, keepdims=True))
+            row /= row.sum(-1, keepdims=True)
+            p = np.stack([row[:, self._tag_of_label == tag].sum(-1) for tag in range(3)], axis=-1)
+            path = None if paths is None else paths[number][: len(row)]
+            probabilities.add(window, p, None if path is None else np.where(path < 0, 0, self._tag_of_label[path]))
+        return probabilities
+
+    def _score(self, documents: Sequence[tuple], threshold: float | None) -> dict[str, float]:
+        """The scores with a threshold, of the probabilities and decoded tags of each document."""
+        language, phrases, predicted = self._scoring["language"], [], []
+        for text, words, (p, tags) in zip(self._texts, self._words, documents, strict=True):
+            tags = tags if threshold is None else None
+            phrases.append(rank_phrases(text, words, p, threshold, tags, language=language))
+            predicted.append(word_tags(p, threshold) if tags is None else tags)
+        scores = score_phrases(phrases, self._gold, **self._scoring)
+        if self._gold_tags is not None:
+            scores |= {f"span_{name}": score for name, score in span_scores(predicted, self._gold_tags).items()}
+        return scores if threshold is None else {**scores, "threshold": threshold}
 
     def _check_order(self, label_ids: np.ndarray) -> None:
         """Raises a `ValueError` unless the evaluated labels are those of `rows`, in order and padded on the right."""
@@ -160,9 +132,8 @@ class ExtractionMetrics:
         )
         if not same:
             raise ValueError(
-                "The evaluated labels are not those of ExtractionMetrics.rows. Pass "
-                "eval_dataset=Dataset.from_dict(metrics.rows), a collator that pads on the right "
-                "(tokenizer.padding_side='right'), and not train_sampling_strategy='group_by_length', which also sorts these rows."
+                "The evaluated labels are not those of ExtractionMetrics.rows in their order, padded on the right: "
+                "padding_side='right', and no train_sampling_strategy='group_by_length', which also sorts these rows."
             )
 
 
@@ -179,11 +150,8 @@ def score_phrases(phrases: Sequence, gold: Sequence[Sequence[str]], **scoring) -
         ValueError: if no document has a gold phrase.
     """
     check_gold(gold)
-    predictions = [
-        [normalise(phrase) for phrase in read_phrases(document, where=f"predictions of document {i}")]
-        for i, document in enumerate(phrases)
-    ]
-    scores = keyphrase_f1(predictions, gold, **scoring)
+    lists = [read_phrases(document, where=f"predictions of document {i}") for i, document in enumerate(phrases)]
+    scores = keyphrase_f1([[normalise(phrase) for phrase in document] for document in lists], gold, **scoring)
     return {name: value for name, value in scores.items() if name.split("@")[0] in ("precision", "recall", "f1")}
 
 
@@ -195,38 +163,29 @@ def read_lists(texts: Sequence[str], keyphrases: Sequence) -> list[list[str]]:
     """
     if len(texts) != len(keyphrases):
         raise UserError(f"There are {len(keyphrases)} lists of keyphrases for {len(texts)} texts, not one per text.")
-    return [
-        read_phrases(phrases, text, f"keyphrases of document {i}")
-        for i, (text, phrases) in enumerate(zip(texts, keyphrases, strict=True))
-    ]
+    pairs = enumerate(zip(texts, keyphrases, strict=True))
+    return [read_phrases(phrases, text, f"keyphrases of document {i}") for i, (text, phrases) in pairs]
 
 
 def gold_phrases(
-    texts: Sequence[str],
-    keyphrases: Sequence,
-    rules: str = "lexperts",
-    language: str | None = "english",
-    where: str = "",
+    texts: Sequence[str], keyphrases: Sequence, rules: str = "lexperts", language: str | None = "english"
 ) -> list[list[str]]:
     """For each document the gold of extraction: those of its keyphrases that occur in its text, see `labels.present_keyphrases`.
 
     Raises:
-        ValueError: if no keyphrase occurs in its text; `where` is prepended to the message.
+        ValueError: if no keyphrase occurs in its text.
     """
     lists = zip(texts, read_lists(texts, keyphrases), strict=True)
-    gold = [
-        present_keyphrases(split_words(clean(text)), phrases, rules=rules, language=language) for text, phrases in lists
-    ]
-    check_gold(gold, where)
+    options = {"rules": rules, "language": check_language(language)}
+    gold = [present_keyphrases(split_words(clean(text)), phrases, **options) for text, phrases in lists]
+    check_gold(gold)
     return gold
 
 
 def needed_phrases(k: int | str | Sequence[int | str], gold: Sequence[Sequence[str]]) -> int | None:
     """How many phrases of each document the cutoffs k of `metrics.keyphrase_f1` count; `None` for all."""
     cuts = check_cuts(k)
-    if "M" in cuts:
-        return None
-    return max(max(map(len, gold)) if cut == "k" else cut for cut in cuts)
+    return None if "M" in cuts else max(max(map(len, gold)) if cut == "k" else cut for cut in cuts)
 
 
 def span_scores(predicted: Sequence[Sequence[int]], gold: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -244,20 +203,13 @@ def span_scores(predicted: Sequence[Sequence[int]], gold: Sequence[Sequence[int]
     Raises:
         ValueError: if the numbers of documents, or of words in a document, differ.
     """
-    num_correct = num_predicted = num_gold = 0
+    right = found = wanted = 0
     for number, (tags, true_tags) in enumerate(zip(predicted, gold, strict=True)):
         if len(tags) != len(true_tags):
-            raise ValueError(
-                f"Document {number} has {len(tags)} predicted labels and {len(true_tags)} gold labels. Pass one label per word in both."
-            )
+            raise ValueError(f"Document {number} has {len(tags)} predicted labels and {len(true_tags)} gold labels.")
         spans, true_spans = set(tag_spans(tags)), set(tag_spans(true_tags))
-        num_correct += len(spans & true_spans)
-        num_predicted, num_gold = num_predicted + len(spans), num_gold + len(true_spans)
-    ratios = {
-        "precision": (num_correct, num_predicted),
-        "recall": (num_correct, num_gold),
-        "f1": (2 * num_correct, num_predicted + num_gold),
-    }
+        right, found, wanted = right + len(spans & true_spans), found + len(spans), wanted + len(true_spans)
+    ratios = {"precision": (right, found), "recall": (right, wanted), "f1": (2 * right, found + wanted)}
     return {name: part / total if total else 0.0 for name, (part, total) in ratios.items()}
 
 
@@ -305,64 +257,9 @@ def evaluate_pipeline(
     return score_phrases(extract(documents, batch_size=batch_size, **options), gold, k=k, language=language, **scoring)
 
 
-def score_files(
-    predictions: str | Path, gold: str | Path, *, rules: str = "lexperts", language: str | None = "english", **scoring
-) -> dict[str, float]:
-    """Precision, recall and F1 at each k of a file of predicted keyphrases against a file of gold ones.
-
-    Args:
-        predictions: JSON Lines with `keyphrases`, best first, in the forms of `phrase_lists.read_phrases`. A row with `error`
-            counts as a document without predictions.
-        gold: JSON Lines of the same documents in the same order, with `text`, optionally `title`, and `keyphrases` in the same
-            forms. Keyphrases that do not occur in title or text are not counted.
-        rules, scoring: as in `evaluate_pipeline`.
-        language: of the stems by which phrases are found and compared, see `words.stem`.
-
-    Raises:
-        ValueError: if the files contain different documents, keyphrases in another form, or no gold keyphrase that occurs in
-            its text.
-    """
-    predicted_rows, gold_rows = read_predictions(predictions), read_labelled(gold, hint="")
-    if len(predicted_rows) != len(gold_rows):
-        raise ValueError(
-            f"{predictions} has {len(predicted_rows):,} documents and {gold} {len(gold_rows):,}. Pass files of the same "
-            "documents."
-        )
-    for number, (predicted, row) in enumerate(zip(predicted_rows, gold_rows, strict=True)):
-        if "id" in row and predicted.get("id") != row["id"]:
-            raise ValueError(
-                f"Document {number} has id={predicted.get('id')!r} in {predictions} and id={row['id']!r} in {gold}. Pass files "
-                "of the same documents in the same order."
-            )
-    check_language(language)
-    phrases = [row["keyphrases"] for row in predicted_rows]
-    words = [split_words(full_text(row)) for row in gold_rows]
-    best = [
-        present_keyphrases(*pair, rules=rules, language=language)
-        for pair in zip(words, (row[:1] for row in phrases), strict=True)
-    ]
-    missing, given = sum(map(bool, phrases)) - sum(map(bool, best)), sum(map(bool, phrases))
-    if 2 * missing > given:
-        warnings.warn(
-            f"{missing:,} of {given:,} documents of {gold} lack the best keyphrase that {predictions} has for them. Check that both "
-            "have the same documents in the same order, or give both an 'id'.",
-            stacklevel=2,
-        )
-    found = [
-        present_keyphrases(text, row["keyphrases"], rules=rules, language=language)
-        for text, row in zip(words, gold_rows, strict=True)
-    ]
-    check_gold(found, str(gold))
-    return score_phrases(phrases, found, language=language, **scoring)
-
-
 def keep_best(args, metric: str, greater_is_better: bool = True) -> None:
-    """Changes `TrainingArguments` so that training ends with the model that is best on the validation set.
-
-    Each epoch is evaluated unless `eval_strategy` is set.
-
-    Raises:
-        ValueError: if checkpoints are not saved whenever the model is evaluated, so that the best one could be missing.
+    """Changes `TrainingArguments` so that training ends with the model that is best on the validation set, evaluated after each epoch
+    unless `eval_strategy` is set. Raises a `UserError` if a checkpoint is not saved with each evaluation.
     """
     from transformers.trainer_utils import IntervalStrategy
 
@@ -371,10 +268,9 @@ def keep_best(args, metric: str, greater_is_better: bool = True) -> None:
     if args.eval_strategy != args.save_strategy or (
         args.eval_strategy == "steps" and args.save_steps % args.eval_steps
     ):
-        raise ValueError(
-            f"eval_strategy={args.eval_strategy.value!r} (eval_steps={args.eval_steps}) does not match "
-            f"save_strategy={args.save_strategy.value!r} (save_steps={args.save_steps}): the best model can only be kept if "
-            "a checkpoint is saved with each evaluation. Make them equal."
+        raise UserError(
+            f"eval_strategy={args.eval_strategy.value!r} (eval_steps={args.eval_steps}) and save_strategy="
+            f"{args.save_strategy.value!r} (save_steps={args.save_steps}) differ: the best model has to be saved when it is evaluated."
         )
     args.do_eval = args.load_best_model_at_end = True
     args.metric_for_best_model, args.greater_is_better = f"eval_{metric}", greater_is_better

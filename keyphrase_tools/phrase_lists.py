@@ -1,18 +1,15 @@
 """Reads lists of keyphrases in the forms in which people, annotation tools, other extractors and our own commands write them.
 
-Gold keyphrases and predictions are read in the same way, in training, scoring, calibration and export.
+Gold keyphrases and predictions are read in the same way, in training, scoring and calibration.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 
 from run_tools.errors import UserError, short_repr
 from run_tools.rows import missing_columns, rows_of_file
-
-from .rows import NAME_COLUMNS
 
 FORMS = (
     '["graph cut", "energy"], "graph cut; energy", [["graph cut", 0.9]], [{"keyphrase": "graph cut"}] (also "phrase" or "text"), '
@@ -48,19 +45,48 @@ def read_phrases(value, text: str | None = None, where: str = "keyphrases") -> l
     for i, element in enumerate(value):
         if isinstance(element, str):
             phrases += element.split(";") if ";" in element else [element]
-        elif not _is_absent(element):
+        elif not (isinstance(element, Mapping) and "keyphrase" in element and element.get("score", 0) is None):
             phrases.append(_read_element(element, text, f"{where}[{i}]"))
     return phrases
 
 
-def row_phrases(row: Mapping, where: str, text: str | None = None, column: str = "keyphrases") -> list[str] | None:
+def _read_element(element, text: str | None, where: str) -> str:
+    """The phrase of one element of a list that is not a string."""
+    if isinstance(element, Mapping):
+        name = next((name for name in NAMES if name in element), None)
+        if name is not None and isinstance(element[name], str):
+            return element[name]
+        for start, end in OFFSETS:
+            if name is None and start in element and end in element:
+                return _span(element[start], element[end], text, f"{where}={short_repr(element)}")
+    elif isinstance(element, (list, tuple)):
+        if len(element) == 2 and isinstance(element[0], str) and _is_number(element[1], Real):
+            return element[0]
+        if len(element) == 3 and isinstance(element[2], str):
+            return _span(element[0], element[1], text, f"{where}={short_repr(element)}")
+    raise UserError(f"{where}={short_repr(element)} is not a phrase. Use {FORMS}.")
+
+
+def _span(start, end, text: str | None, where: str) -> str:
+    """The part of the text between two offsets."""
+    if text is None:
+        raise UserError(f"{where} has offsets, but there is no text that they refer to.")
+    if not (_is_number(start, Integral) and _is_number(end, Integral) and 0 <= start < end <= len(text)):
+        raise UserError(f"{where} is not a span of the text, which has {len(text):,} characters.")
+    return text[start:end]
+
+
+def _is_number(value, kind) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def row_phrases(row: Mapping, where: str, text_column: str = "text", column: str = "keyphrases") -> list[str] | None:
     """The keyphrases of a row of a file: those of the column, or where it is missing, the spans of an annotation tool.
 
     Args:
         row: of JSON; also a row of doccano, Prodigy or spaCy (`Doc.to_json`), or one that an extraction wrote.
         where: the file and the line.
-        text: as in `read_phrases`.
-        column: of the keyphrases.
+        text_column, column: of the text to which offsets refer, and of the keyphrases.
 
     Returns:
         The phrases; none for a row with an `error`. `None` if the row has no keyphrases.
@@ -68,6 +94,8 @@ def row_phrases(row: Mapping, where: str, text: str | None = None, column: str =
     Raises:
         UserError: for keyphrases in another form.
     """
+    text = row.get(text_column)
+    text = text if isinstance(text, str) else None
     if row.get(column) is None and row.get("error") is not None:
         return []
     if column in row:
@@ -81,118 +109,45 @@ def row_phrases(row: Mapping, where: str, text: str | None = None, column: str =
     return None
 
 
-def labelled_row(
-    row: Mapping, where: str, text_column: str = "text", keyphrases_column: str = "keyphrases", hint: str = NAME_COLUMNS
-) -> dict:
+def labelled_row(row: Mapping, where: str, text_column: str = "text", keyphrases_column: str = "keyphrases") -> dict:
     """A row with a text and its keyphrases as a list of strings, from any form that `row_phrases` reads.
 
     Raises:
         UserError: if the text or the keyphrases are missing, or have another form.
     """
-    text = row.get(text_column)
-    phrases = row_phrases(row, where, text if isinstance(text, str) else None, keyphrases_column)
-    if phrases is not None:
-        row = dict(row) | {keyphrases_column: phrases}
+    phrases, text = row_phrases(row, where, text_column, keyphrases_column), row.get(text_column)
+    row = dict(row) if phrases is None else dict(row) | {keyphrases_column: phrases}
     if problem := missing_columns(row, (text_column, keyphrases_column)):
-        raise UserError(f"{where}: {problem}. {hint}")
-    is_words = isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text)
-    if not isinstance(text, str) and not is_words:
-        raise UserError(f"{where}: {text_column}={short_repr(text)} is not a text. Use a string, or a list of words.")
-    return dict(row)
+        raise UserError(f"{where}: {problem}.")
+    if not isinstance(text, str) and not (isinstance(text, (list, tuple)) and all(isinstance(w, str) for w in text)):
+        raise UserError(f"{where}: {text_column}={short_repr(text)} is not a text, or a list of words.")
+    return row
 
 
 def read_labelled(
-    paths: str | Path | Sequence[str | Path],
-    text_column: str = "text",
-    keyphrases_column: str = "keyphrases",
-    hint: str = NAME_COLUMNS,
+    paths: str | Path | Sequence[str | Path], text_column: str = "text", keyphrases_column: str = "keyphrases"
 ) -> list[dict]:
-    """Reads the rows of JSON Lines files, each with a text and a list of keyphrases; see `labelled_row`."""
-    convert = partial(labelled_row, text_column=text_column, keyphrases_column=keyphrases_column, hint=hint)
-    return _read_separated(paths, convert, keyphrases_column)
-
-
-def read_predictions(path: str | Path) -> list[dict]:
-    """Reads the rows of a JSON Lines file of predicted keyphrases, best first; a row with `error` has none.
+    """Reads the rows of JSON Lines files, each with a text and a list of keyphrases; see `labelled_row`.
 
     Raises:
-        ValueError: if a row has neither keyphrases nor an error, or keyphrases of another form, the message names the line; and if
-            every row has an error.
+        UserError: for a row without them, and if strings of phrases have commas, but none has the separator `;`, so that each would
+            be one phrase.
     """
-
-    def convert(row: dict, where: str) -> dict:
-        text = row.get("text")
-        phrases = row_phrases(row, where, text if isinstance(text, str) else None)
-        if phrases is None and (problem := missing_columns(row, ("keyphrases",))):
-            raise UserError(f"{where}: {problem}.")
-        return row | {"keyphrases": phrases}
-
-    rows = _read_separated(path, convert, "keyphrases")
-    if all(row.get("error") is not None and not row["keyphrases"] for row in rows):
-        raise UserError(
-            f"{path}: all of the {len(rows):,} rows have an error, so there is nothing to score. Extract them again."
-        )
-    return rows
+    rows = [(where, row, row.get(keyphrases_column)) for where, row in rows_of_file(paths)]
+    strings = [(where, value) for where, _, value in rows if isinstance(value, str)]
+    if not any(";" in value for _, value in strings):
+        for where, value in strings:
+            if re.search(r",(?![0-9])", value):
+                raise UserError(
+                    f"{where}: {keyphrases_column}={short_repr(value)} is one phrase, without ';'. Use {FORMS}."
+                )
+    return [labelled_row(row, where, text_column, keyphrases_column) for where, row, _ in rows]
 
 
-def _read_separated(paths, convert: Callable[[dict, str], dict], column: str) -> list[dict]:
-    """The rows of JSON Lines files, converted.
-
-    Raises:
-        UserError: if strings of phrases have commas, but none has the separator `;`, so that each would be one phrase.
-    """
-    unseparated, separated = "", False
-
-    def check(row: dict, where: str) -> dict:
-        nonlocal unseparated, separated
-        if isinstance(value := row.get(column), str):
-            separated = separated or ";" in value
-            if not unseparated and re.search(r",(?![0-9])", value):
-                unseparated = f"{where}: {column}={short_repr(value)}"
-        return convert(row, where)
-
-    rows = [check(row, where) for where, row in rows_of_file(paths)]
-    if unseparated and not separated:
-        raise UserError(f"{unseparated} is one phrase, since no row has a ';' between phrases. Use {FORMS}.")
-    return rows
-
-
-def _read_element(element, text: str | None, where: str) -> str:
-    """The phrase of one element of a list that is not a string."""
-    if isinstance(element, Mapping):
-        name = next((name for name in NAMES if name in element), None)
-        if name is not None and isinstance(element[name], str):
-            return element[name]
-        for start, end in OFFSETS:
-            if name is None and start in element and end in element:
-                return _span(element[start], element[end], text, f"{where}={short_repr(element)}")
-    elif isinstance(element, (list, tuple)):
-        if len(element) == 2 and isinstance(element[0], str) and _is_number(element[1]):
-            return element[0]
-        if len(element) == 3 and isinstance(element[2], str):
-            return _span(element[0], element[1], text, f"{where}={short_repr(element)}")
-    raise UserError(f"{where}={short_repr(element)} is not a phrase. Use {FORMS}.")
-
-
-def _span(start, end, text: str | None, where: str) -> str:
-    """The part of the text between two offsets."""
-    if not all(isinstance(offset, Integral) and not isinstance(offset, bool) for offset in (start, end)):
-        raise UserError(f"{where}: its offsets are not whole numbers. Use {FORMS}.")
-    if text is None:
-        raise UserError(
-            f"{where} has offsets, but there is no text that they refer to. Add the text to the row, or pass phrases."
-        )
-    if not 0 <= start < end <= len(text):
-        raise UserError(
-            f"{where} is not in the text, which has {len(text):,} characters. Use offsets of characters, start before end."
-        )
-    return text[start:end]
-
-
-def _is_absent(element) -> bool:
-    """Whether it is a candidate of our own output that does not occur in its text."""
-    return isinstance(element, Mapping) and "keyphrase" in element and element.get("score", 0) is None
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def read_predicted(path: str | Path) -> list[dict]:
+    """Reads the rows of a JSON Lines file of predicted keyphrases, best first; a row with `error` has none."""
+    rows = [(where, row, row_phrases(row, where)) for where, row in rows_of_file(path)]
+    for where, row, phrases in rows:
+        if phrases is None:
+            raise UserError(f"{where}: {missing_columns(row, ['keyphrases'])}.")
+    return [row | {"keyphrases": phrases} for _, row, phrases in rows]

@@ -1,14 +1,10 @@
 """Rows of documents: the texts that a model reads, and how many of their keyphrases it can find."""
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Mapping
 
 from lexperts_lite.clean import clean
 from lexperts_lite.words import join_title
 from run_tools.errors import UserError, short_repr
-from run_tools.rows import Row
-
-NAME_COLUMNS = "Set the names with --text-column, --title-column and --keyphrases-column."
 
 
 def full_text(row: dict, text_column: str = "text", title_column: str | None = "title") -> str:
@@ -62,26 +58,3 @@ def to_document(row: Mapping, text_column: str = "text", title_column: str | Non
         if not is_valid:
             raise ValueError(f"{column!r} is {value!r:.60}, not a text")
     return {"title": title, "text": text}
-
-
-def read_texts(
-    rows: Iterable[Row], text_column: str, title_column: str, max_documents: int | None = None
-) -> tuple[dict[int, str], dict[int, str]]:
-    """Reads the first documents, each with its title and text joined.
-
-    Returns:
-        The texts by document index, and the error messages of the documents that cannot be read or are empty.
-    """
-    texts, errors = {}, {}
-    for number, row in enumerate(islice(rows, max_documents)):
-        try:
-            if isinstance(row, ValueError):
-                raise row
-            document = to_document(row, text_column, title_column)
-            text = clean(join_title(document["title"], document["text"]))
-            if not text.strip():
-                raise ValueError("it is empty")
-            texts[number] = text
-        except ValueError as error:
-            errors[number] = str(error)
-    return texts, errors

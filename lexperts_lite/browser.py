@@ -19,6 +19,8 @@ from .windows import Window
 
 CONTINUES = "##"  # begins a word piece that continues a word
 UNKNOWN = "[UNK]"
+DROPPED = ("Cc", "Cf", "Co", "Cs")  # categories; a newer Unicode may have what is unassigned here
+CHINESE = ((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2FA1F))
 SPECIAL = (UNKNOWN, "[PAD]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -29,12 +31,7 @@ def normalised(text: str) -> list[tuple[str, int]]:
         category = unicodedata.category(character)
         if character in "\t\n\r\u2028\u2029" or category == "Zs":
             characters.append((" ", place))
-        elif character != "\ufffd" and category not in (
-            "Cc",
-            "Cf",
-            "Co",
-            "Cs",
-        ):  # a newer Unicode may have what is unassigned here
+        elif character != "\ufffd" and category not in DROPPED:
             for part in unicodedata.normalize("NFD", character):
                 if unicodedata.category(part) != "Mn":
                     characters += [(lower, place) for lower in part.lower()]
@@ -43,12 +40,8 @@ def normalised(text: str) -> list[tuple[str, int]]:
 
 def stands_alone(character: str) -> bool:
     """Whether BERT's pre-tokenizer makes a word of this character: punctuation, and Chinese characters."""
-    code = ord(character)
-    chinese = (
-        0x3400 <= code <= 0x4DBF or 0x4E00 <= code <= 0x9FFF or 0xF900 <= code <= 0xFAFF or 0x20000 <= code <= 0x2FA1F
-    )
-    ascii_mark = code < 128 and not character.isalnum() and character.isprintable() and character != " "
-    return chinese or ascii_mark or unicodedata.category(character)[0] == "P"
+    code, kind = ord(character), unicodedata.category(character)[0]
+    return kind == "P" or (kind == "S" and code < 128) or any(first <= code <= last for first, last in CHINESE)
 
 
 def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]]:
@@ -82,22 +75,14 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]]:
 
 @dataclass
 class Encoding:
-    """The fields of `tokenizers.Encoding` that `FastTokenizer` reads."""
+    """The fields of `tokenizers.Encoding` that `FastTokenizer` reads: there is one text, and padding is added later."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
     special_tokens_mask: list[int]
     overflowing: list["Encoding"] = field(default_factory=list)
-
-    @property
-    def type_ids(self) -> list[int]:
-        """Zeros: there is one text."""
-        return [0] * len(self.ids)
-
-    @property
-    def attention_mask(self) -> list[int]:
-        """Ones: padding is added later."""
-        return [1] * len(self.ids)
+    type_ids = property(lambda self: [0] * len(self.ids))
+    attention_mask = property(lambda self: [1] * len(self.ids))
 
 
 class PieceTokenizer:
@@ -115,9 +100,7 @@ class PieceTokenizer:
         settings = json.loads(Path(path).read_text(encoding="utf-8"))
         kinds = settings["model"]["type"], (settings["normalizer"] or {}).get("type")
         if kinds != ("WordPiece", "BertNormalizer") or not settings["normalizer"]["lowercase"]:
-            raise ValueError(
-                f"{path} is a tokenizer of {kinds}. In a browser only BERT's word pieces in lower case are read."
-            )
+            raise ValueError(f"{path} is a tokenizer of {kinds}, not one of BERT's word pieces in lower case.")
         self._vocabulary, self._encode = settings["model"]["vocab"], encode
         self._first, self._last = self._vocabulary["[CLS]"], self._vocabulary["[SEP]"]
         self._window: tuple[int, int] | None = None

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -297,7 +298,7 @@ def create_app(
     @app.exception_handler(RequestValidationError)
     async def refuse(request: Request, error: RequestValidationError) -> JSONResponse:
         """The places and messages of the first errors, without the texts."""
-        lines = [f"{'.'.join(str(part)[:60] for part in e['loc'])}: {e['msg']}" for e in error.errors()[:SHOWN_ERRORS]]
+        lines = [f"{place_of(each['loc'])}: {each['msg']}" for each in error.errors()[:SHOWN_ERRORS]]
         return JSONResponse({"detail": "; ".join(lines)}, 422)
 
     @app.post("/keyphrases", response_model=Answer)
@@ -335,20 +336,27 @@ def create_app(
     return app
 
 
+def place_of(place: Sequence[str | int]) -> str:
+    """Where a field is, without the kinds of values that were tried: "inputs.1.text"."""
+    parts = [str(part)[:60] for part in place[1:] if "[" not in str(part) and part not in ("str", "Document")]
+    return ".".join(parts) or "body"
+
+
 async def make_tasks(body: KeyphraseRequest, extract, limits: dict[str, int]) -> list[Task]:
     """A task for each document of a request. Raises an `HTTPException` for what exceeds a limit, and for invalid options."""
     inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
     documents = [each if isinstance(each, str) else each.model_dump(exclude_none=True) for each in inputs]
     options = body.parameters.model_dump(exclude_unset=True, exclude={"mentions"})
     options.setdefault("top_k", body.parameters.top_k)  # the pipeline by itself returns all candidates
-    phrases, key = options.pop("candidates", None), body.parameters.model_dump_json()
+    phrases, key = options.pop("candidates", None), str(options)
     loop = asyncio.get_running_loop()
     try:
+        body.model_dump_json()  # fails for half of a character, which no answer could hold
         if phrases is not None:
             options["candidates"], key = await asyncio.to_thread(Candidates, phrases), id(body)
         extract.merge_options(**options)
     except (ValueError, TypeError) as error:
-        raise HTTPException(422, f"parameters: {error}") from error
+        raise HTTPException(422, str(error)) from error
     tasks = [Task(document, options, key, loop.create_future()) for document in documents]
     counts = {
         "max_queue": len(tasks),

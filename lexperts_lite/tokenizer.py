@@ -28,7 +28,7 @@ class FastTokenizer:
     def __init__(self, folder: Path, read: Callable[[str], Any] | None = None):
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if not (folder / name).exists():
-                raise FileNotFoundError(f"{folder} has no {name}. Export the model again, with its tokenizer.")
+                raise FileNotFoundError(f"{folder} has no {name}.")
         if read is None:
             from tokenizers import Tokenizer
 
@@ -40,12 +40,11 @@ class FastTokenizer:
             self.model_max_length = int(config.get("model_max_length") or NO_LIMIT)
             self.model_input_names = config.get("model_input_names") or INPUTS
             padding = config.get("pad_token") or "[PAD]"
-            self.pad_token_id = self._tokenizer.token_to_id(
-                padding["content"] if isinstance(padding, dict) else padding
-            )
+            padding = padding["content"] if isinstance(padding, dict) else padding
+            self.pad_token_id = self._tokenizer.token_to_id(padding)
             self.pad_token_type_id = config.get("pad_token_type_id") or 0
         except Exception as error:  # the library has no error class of its own
-            raise ValueError(f"The tokenizer in {folder} cannot be read: {error}. Export the model again.") from error
+            raise ValueError(f"The tokenizer in {folder} cannot be read: {error}.") from error
         self._lock = threading.Lock()  # truncation is a state of the tokenizer
 
     def __getstate__(self) -> dict:

@@ -1,6 +1,7 @@
 """`lexperts keyphrases`, also installed as `keyphrases`: the command line of keyphrase_tools."""
 
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,7 +127,7 @@ def generate(
     name, labelled = locate_model(model, GENERATION), None
     if examples is not None:
         num_keyphrases = num_keyphrases or 10  # otherwise all candidates are written
-        read = read_labelled(examples, text_column=text_column, hint="--examples needs texts and their keyphrases.")
+        read = read_labelled(examples, text_column=text_column)
         names = {"text": text_column, "title": title_column, "keyphrases": "keyphrases"}
         labelled = [{key: row.get(column) for key, column in names.items()} for row in read]
     options: dict = {"num_keyphrases": num_keyphrases, "min_phrases": min_phrases, "batch_size": batch_size}
@@ -186,11 +187,19 @@ def score(
     Example:
       lexperts keyphrases score keyphrases.jsonl test.jsonl -k 5 -k 10
     """
-    from keyphrase_tools.evaluation import score_files
+    from keyphrase_tools.evaluation import gold_phrases, score_phrases
+    from keyphrase_tools.phrase_lists import read_labelled, read_predicted
+    from keyphrase_tools.rows import full_text
+
+    from ..evaluate.tasks import align
 
     cuts = tuple(int(cut) if cut.isdecimal() else cut for cut in k or ("5", "10"))
-    options: dict = {"convention": convention, "k": cuts, "language": None if language == "none" else language}
-    scores = score_files(predictions, gold, rules=rules, **options)
+    options: dict = {"language": None if language == "none" else language}
+    rows, gold_rows = read_predicted(predictions), read_labelled(gold)
+    found = [rows[i]["keyphrases"] for i in align(str(predictions), rows, str(gold), gold_rows, ("title", "text"))]
+    texts, wanted = ([read(row) for row in gold_rows] for read in (full_text, itemgetter("keyphrases")))
+    present = gold_phrases(texts, wanted, rules, **options)
+    scores = score_phrases(found, present, convention=convention, k=cuts, **options)
     rows = [f"{'':4}{'precision':>10}{'recall':>10}{'F1':>10}"]
     for cut in cuts:
         values = (100 * scores[f"{name}@{cut}"] for name in ("precision", "recall", "f1"))

@@ -134,7 +134,7 @@ def malformed_requests(max_body_bytes: int) -> list[tuple[str, bytes, dict]]:
         "Infinity": b'{"inputs": "a", "parameters": {"diversity": -Infinity}}',
         "1e999": b'{"inputs": "a", "parameters": {"threshold": 1e999}}',
         "digits": b'{"inputs": "a", "parameters": {"top_k": ' + b"9" * 20_000 + b"}}",
-        "invalid UTF-8": b'{"inputs": "\xff\xfe"}', "cut UTF-8": b'{"inputs": "\xe2\x82"}', "UTF-16": '{"inputs": "a"}'.encode("utf-16"),
+        "invalid UTF-8": b'{"inputs": "\xff\xfe"}', "cut UTF-8": b'{"inputs": "\xe2\x82"}',
         "surrogate": b'{"inputs": "\\ud800"}', "control": b'{"inputs": "\x00"}', "escape": b'{"inputs": "\\x"}',
         "nested lists": b'{"inputs": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "open lists": b"[" * 90_000,
         "nested objects": b'{"a":' * 15_000, "binary": bytes(range(256)) * 20, "gzip": b"\x1f\x8b\x08\x00" + b"\x00" * 50,

@@ -90,17 +90,22 @@ def test_a_wrong_column_is_named_before_torch_is_imported(gold, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_score_reads_plain_keyphrases_and_refuses_other_documents(gold, tmp_path):
+def test_score_reads_plain_keyphrases_in_any_order_of_ids_and_refuses_other_documents(gold, tmp_path):
     predictions = tmp_path / "predictions.jsonl"
-    rows = [{"id": 0, "keyphrases": ["graph cut", "energy problem"]}, {"id": 1, "keyphrases": ["networks"]}]
-    predictions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert json.loads(call("score", predictions, gold, "--json").output)["f1@10"] == 1
-    predictions.write_text(json.dumps(rows[0]) + "\n")
-    assert "has 1 documents and" in call("score", predictions, gold).stderr
-    predictions.write_text("".join(json.dumps(row) + "\n" for row in rows[::-1]))
-    assert "Document 0 has id=1 in" in call("score", predictions, gold).stderr
-    predictions.write_text("".join(json.dumps({"id": row["id"]}) + "\n" for row in rows))
-    assert re.search("line 1: .*'keyphrases'.*'id'", call("score", predictions, gold).stderr)
+    rows = [{"id": 1, "keyphrases": ["networks"]}, {"id": 0, "keyphrases": ["graph cut", "energy problem"]}]
+
+    def score(*own):
+        predictions.write_text("".join(json.dumps(row) + "\n" for row in own))
+        return call("score", predictions, gold, "--json")
+
+    assert json.loads(score(*rows).output)["f1@10"] == 1
+    for own, shown in (
+        (rows[:1], "'0'"),
+        ([{"id": row["id"]} for row in rows], "line 1: .*'keyphrases'"),
+        ([row | {"text": "another"} for row in rows], "'another'"),
+    ):
+        done = score(*own)
+        assert done.exit_code == 2 and re.search(shown, done.stderr), done.stderr
 
 
 def test_score_takes_any_cutoff_and_the_language(tmp_path):

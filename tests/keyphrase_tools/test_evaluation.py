@@ -1,8 +1,5 @@
 """Evaluation: the Trainer's logits and a pipeline give the same scores."""
 
-import json
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -19,11 +16,10 @@ from transformers import (
 )
 
 from keyphrase_tools.calibration import calibrate, calibration_error
-from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best, score_files, score_phrases
+from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline, keep_best, score_phrases
 from keyphrase_tools.labels import tokenize_documents
 from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.words import split_words
-from tests.corpora import write_jsonl
 
 CUTS = (5, 10)
 LABELS = (None,)  # the most likely label, no threshold
@@ -244,22 +240,14 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("keyphrases", UNUSABLE.values(), ids=UNUSABLE)
-def test_an_evaluation_without_a_usable_gold_phrase_is_an_error_everywhere(
-    lookup, tiny_tokenizer, tmp_path, keyphrases
-):
+def test_an_evaluation_without_a_usable_gold_phrase_is_an_error_everywhere(lookup, tiny_tokenizer, keyphrases):
     texts, extract = ["alpha beta and graph", "the cuts of graphs"], lookup(top_k=None)
-    (tmp_path / "gold.jsonl").write_text(
-        "".join(
-            json.dumps({"text": text, "keyphrases": own}) + "\n" for text, own in zip(texts, keyphrases, strict=True)
-        )
-    )
     calls = [
         lambda: evaluate_pipeline(extract, texts, keyphrases),
         lambda: evaluate_pipeline(extract, texts, keyphrases, convention="exhird"),
         lambda: ExtractionMetrics(texts, keyphrases, tiny_tokenizer, {0: "O", 1: "B", 2: "I"}),
         lambda: calibrate(extract, texts, keyphrases),
         lambda: calibration_error(extract, texts, keyphrases),
-        lambda: score_files(tmp_path / "gold.jsonl", tmp_path / "gold.jsonl"),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="None of the 2 documents"):
@@ -269,11 +257,10 @@ def test_an_evaluation_without_a_usable_gold_phrase_is_an_error_everywhere(
             score_phrases([["graph"], []], nothing)
 
 
-def test_german_documents_are_evaluated_with_german_stems(lookup, tiny_tokenizer, tmp_path):
+def test_german_documents_are_evaluated_with_german_stems(lookup, tiny_tokenizer):
     texts, keyphrases = ["b p bäume . häuser"], [["Baum", "Haus", "b"]]
     extract = lookup()
     extract.model.table.data[:] = torch.tensor([0.0, 5.0, 0.0])
-    answer = extract(texts, language="german")
     found = evaluate_pipeline(extract, texts, keyphrases, k="M", language="german")
     assert (found["recall@M"], found["precision@M"]) == (1, 3 / 4)
     extract.model.config.keyphrase_language = "german"
@@ -288,26 +275,9 @@ def test_german_documents_are_evaluated_with_german_stems(lookup, tiny_tokenizer
     logits = np.tile([0.0, 5.0, 0.0], (1, len(metrics[0].rows["labels"][0]), 1))
     assert metrics[0](EvalPrediction(logits, None)) == found != metrics[1](EvalPrediction(logits, None))
     assert [sum(m.rows["num_present"]) for m in metrics] == [3, 1]
-    gold, predictions = tmp_path / "gold.jsonl", tmp_path / "predictions.jsonl"
-    gold.write_text(json.dumps({"text": texts[0], "keyphrases": keyphrases[0]}))
-    predictions.write_text(json.dumps({"keyphrases": answer[0]}))
-    assert score_files(predictions, gold, k="M", language="german") == found
     extract.model.config.keyphrase_temperature = None
     counts = [calibration_error(extract, texts, keyphrases, language=l)["before_bins"] for l in ("german", "english")]
     assert [bins[-1]["share"] for bins in counts] == [3 / 4, 1 / 4]
-
-
-def test_files_whose_rows_are_in_another_order_are_suspected(tmp_path):
-    rows = [{"text": f"the {name} is near", "keyphrases": [name]} for name in ("graph cut", "boat", "bell")]
-    gold = write_jsonl(tmp_path / "gold.jsonl", rows)
-    found = write_jsonl(tmp_path / "found.jsonl", [{"keyphrases": row["keyphrases"]} for row in rows[1:] + rows[:1]])
-    with pytest.warns(
-        UserWarning, match="3 of 3 documents of .*gold.jsonl lack the best keyphrase .* in the same order"
-    ):
-        score_files(found, gold, k="M")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert score_files(gold, gold, k=("M",))["f1@M"] == 1
 
 
 def test_the_batch_size_does_not_change_the_scores(model, tiny_tokenizer, documents):

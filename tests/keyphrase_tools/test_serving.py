@@ -58,7 +58,13 @@ def gate(extract):
 
 @pytest.fixture
 def client(gate):
-    limits = {"batch_size": 8, "max_queue": 10, "max_wait_ms": 20, "max_body_bytes": MAX_BODY_BYTES}
+    limits = {
+        "batch_size": 8,
+        "max_queue": 10,
+        "max_wait_ms": 20,
+        "max_body_bytes": MAX_BODY_BYTES,
+        "max_characters": 20_000,
+    }
     with TestClient(create_app(gate, **limits), raise_server_exceptions=False) as client:
         yield client
         gate.open.set()
@@ -258,18 +264,14 @@ def test_malformed_requests_get_4xx_and_no_traceback(client, caplog):
 
 
 @pytest.mark.parametrize("body, shown", [
-    ({"inputs": "a", "parameters": {"topk": 2}}, "parameters.topk"), ({"inputs": {"txt": "a"}}, "inputs.Document.txt"),
-    ({"inputs": "a", "parameters": {"top_k": "two"}}, "parameters.top_k"), ({"inputs": ["a private text", 5]}, "inputs.Documents.1"),
+    ({"inputs": "a", "parameters": {"topk": 2}}, "parameters.topk"), ({"inputs": {"txt": "a"}}, "inputs.txt"),
+    ({"inputs": "a", "parameters": {"top_k": "two"}}, "parameters.top_k"), ({"inputs": ["a private text", 5]}, "inputs.1"),
     ({"inputs": "a", "parameters": {"style": "tagz"}}, "style='tagz'"), ({"inputs": "a", "parameters": {"candidates": []}}, "candidates"),
 ])  # fmt: skip
 def test_the_error_of_a_request_names_the_field_and_repeats_no_text(client, body, shown):
     response = client.post("/keyphrases", json=body)
     detail = response.json()["detail"]
-    assert (
-        response.status_code == 422
-        and shown in detail.replace("list[", "").replace("]", "")
-        and "private" not in detail
-    )
+    assert response.status_code == 422 and shown in detail and "private" not in detail
 
 
 def test_sigterm_during_requests_loses_nothing(folder, tmp_path, extract):

@@ -84,7 +84,7 @@ def test_the_answers_are_those_of_the_package(graph, request):
     page = browser.BrowserExtractor(str(folder), page_tokenizer(folder), plain._inputs)
     found = 0
     for text in [text for text in TEXTS if text.isprintable() or "\n" in text]:
-        for options in OPTIONS:
+        for options in OPTIONS[::2]:
             options = {name: value for name, value in options.items() if name != "batch_size"}
             outputs = [plain._run(feeds, True) for feeds in page.prepare(text, **options)]
             phrases = page.keyphrases(outputs)
@@ -99,5 +99,5 @@ def test_other_tokenizers_are_an_error(exported, tmp_path):
     settings = json.loads((exported / "tokenizer.json").read_text(encoding="utf-8"))
     settings["normalizer"]["lowercase"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings), encoding="utf-8")
-    with pytest.raises(ValueError, match="only BERT's word pieces in lower case"):
+    with pytest.raises(ValueError, match="BERT's word pieces in lower case"):
         browser.PieceTokenizer(str(tmp_path / "tokenizer.json"), page_tokenizer(exported))
