@@ -52,6 +52,15 @@ class KeyphraseGenerationPipeline(TextPipeline):
     ```
     """
 
+    def save_pretrained(self, save_directory, **kwargs):
+        """As in transformers, with this code for an `ExhirdForKeyphraseGeneration`. A stock decoder stays one: `pipeline` then needs
+        Lexperts.
+        """
+        if self.model.config.is_encoder_decoder:
+            return super().save_pretrained(save_directory, **kwargs)
+        for part in (self.model, self.tokenizer):
+            part.save_pretrained(save_directory, **kwargs)
+
     def _sanitize_parameters(self, **options):
         of_phrase = "max_words_per_phrase" if self.model.config.is_encoder_decoder else "max_tokens_per_phrase"
         self.check_options(options, (*OPTIONS, of_phrase))

@@ -5,6 +5,7 @@ Letters: n sequences, T tokens, V vocabulary, P tokens of a prompt, K tokens of 
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -118,16 +119,15 @@ class PromptedKeyphraseGenerator(KeyphraseGenerator):
         return [self.split(*answer) for answer in zip(found, scores, strict=True)]
 
     def split(self, ids: list[int], scores: list[float]) -> list[Written]:
-        """An answer's tokens and their log P -> its phrases, without empty ones."""
+        """An answer's tokens and their log P -> its phrases, without empty ones; other tokens with `;` or `|` divide a phrase, too."""
         phrases, start, ends = [], 0, set(self.format.ends)
+        plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         for i, token in enumerate(ids):
             if token in ends or i + 1 == len(ids):
-                stop = i if token in ends else i + 1
-                text = self.tokenizer.decode(
-                    ids[start:stop], skip_special_tokens=True, clean_up_tokenization_spaces=False
-                )
-                words = phrase_words(text, known_numbers=not self.raw)  # evaluation counts every number as <digit>
-                phrases += [Written(words, " ".join(text.split()), sum(scores[start : i + 1]))] if words else []
+                whole = self.tokenizer.decode(ids[start : i if token in ends else i + 1], **plain)
+                for text in re.split(r"[;|]", whole):
+                    words = phrase_words(text, known_numbers=not self.raw)  # evaluation counts every number as <digit>
+                    phrases += [Written(words, " ".join(text.split()), sum(scores[start : i + 1]))] if words else []
                 start = i + 1
             if token in self.format.stops:
                 break

@@ -6,4 +6,4 @@ class KeyphraseExtractionPipeline:
     """Says what is missing; `pipeline("token-classification")` needs no more than a checkpoint's code."""
 
     def __init__(self, *_, **__):
-        raise ImportError('pipeline("keyphrase-extraction") needs Lexperts. Install it with: pip install lexperts')
+        raise ImportError('pipeline("keyphrase-extraction") needs Lexperts: https://github.com/lexperts/lexperts')

@@ -100,7 +100,7 @@ def needs_lexperts(call, *arguments) -> bool:
     try:
         call(*arguments)
     except ImportError as error:
-        return "pip install lexperts" in str(error)
+        return "needs Lexperts" in str(error)
     return False
 
 

@@ -22,7 +22,6 @@ from run_tools.cards import is_blank
 from tests.hub_process import BASE, TEXT, describe
 from tests.loopback_hub import LoopbackHub
 from tests.modeling_exhird.conftest import DOCUMENTS, tiny_exhird, word_tokenizer
-from tests.modeling_exhird.llamas import llama_tokenizer, tiny_llama
 from tests.modeling_hypernet.conftest import tiny_hypernet  # noqa: F401
 from tests.modeling_lexicon.conftest import tiny_lexicon
 from tests.modeling_moesumm.conftest import tiny_moesumm
@@ -52,7 +51,6 @@ CASES = {
     "hypernet-answers": ("AutoModelForQuestionAnswering", ASK),
     "exhird-transformer": (SEQ2SEQ, GENERATE),
     "exhird-bigru": (SEQ2SEQ, GENERATE),
-    "exhird-llama": (CAUSAL, GENERATE),
     "moesumm-bart": (SEQ2SEQ, SUMMARIZE),
     "moesumm-pegasus": (SEQ2SEQ, SUMMARIZE),
     "moesumm-llama": (CAUSAL, SUMMARIZE),
@@ -94,8 +92,6 @@ def make(tiny_seke, tiny_tokenizer, tiny_hypernet):  # noqa: F811
 
     def build(name):
         package, kind = name.split("-", 1)
-        if name == "exhird-llama":
-            return tiny_llama(), llama_tokenizer()
         if package == "exhird":
             return tiny_exhird(kind), word_tokenizer()
         tokenizer = type(tiny_tokenizer)(
@@ -213,8 +209,7 @@ def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
     code = {file for file in names if file.endswith(".py")}
     parts = ("modeling", "configuration", "shared")
     files = {entry["impl"].split(".")[0] + ".py" for entry in config.get("custom_pipelines", {}).values()}
-    is_stock = name == "exhird-llama"  # a Llama of transformers and our pipeline
-    required = {*files, *(f"{part}_{package}.py" for part in parts if not is_stock)}
+    required = {*files, *(f"{part}_{package}.py" for part in parts)}
     assert required | {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     assert code <= own | files
     for file in code:  # what is imported is there
@@ -223,13 +218,13 @@ def test_a_checkpoint_is_flat_and_complete(name, checkpoints):
     assert not any(file.endswith((".bin", ".pkl", ".pt")) for file in names)
     assert not any(path.is_dir() for path in folder.iterdir())
     auto, tasks = CASES[name]
-    assert set(config.get("auto_map", ())) == (set() if is_stock else {"AutoConfig", auto})
+    assert set(config["auto_map"]) == {"AutoConfig", auto}
     assert list(config.get("custom_pipelines", {})) == [task for task in tasks if not task.endswith("-classification")]
     for file in ("config.json", "tokenizer_config.json"):
         assert str(folder.parent) not in (folder / file).read_text()
     if package == "moesumm":
         assert config["text_config"]["model_type"] == kind and "generation_config.json" in names
-    if package == "exhird" and not is_stock:
+    if package == "exhird":
         tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
         assert tokenizer["auto_map"]["AutoTokenizer"][0] == "tokenization_exhird.ExhirdTokenizer"
 
@@ -298,8 +293,8 @@ def test_with_the_project_imported_its_own_classes_run(name, checkpoints, hub):
 def test_without_the_project_the_checkpoints_own_code_runs(name, checkpoints, hub):
     entry, expected = hub.opened[name], checkpoints[1][name]
     check_same(entry, expected)
-    assert entry["refused"] == (name != "exhird-llama")  # without trust_remote_code; a stock model opens
-    needs = {task for task, value in entry["results"].items() if "pip install lexperts" in str(value)}
+    assert entry["refused"]  # without trust_remote_code
+    needs = {task for task, value in entry["results"].items() if "needs Lexperts" in str(value)}
     assert needs == {"keyphrase-extraction"} & set(CASES[name][1])
     for part in ("model", "auto", "config", "pipeline", "tokenizer"):
         stock = expected["modules"][part].startswith("transformers.")

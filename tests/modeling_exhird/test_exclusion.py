@@ -86,13 +86,12 @@ SEARCHES = {
     "greedy": {"do_sample": False},
     "sampling": {"do_sample": True, "num_return_sequences": 16},
     "beams": {"num_beams": 4, "num_return_sequences": 4},
-    "sampled beams": {"num_beams": 3, "do_sample": True},
-    "no cache": {"do_sample": False, "use_cache": False},
 }
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("kind", ["causal", "seq2seq"])
+@pytest.mark.parametrize(
+    "kind, search", [("causal", "greedy"), ("causal", "sampling"), ("causal", "beams"), ("seq2seq", "sampling")]
+)
 def test_phrases_of_stock_models_do_not_begin_as_recent_ones(kind, search):
     model, batch, repeats = tiny_llama() if kind == "causal" else tiny_bart(), inputs(), 0
     length = batch["input_ids"].shape[1] if kind == "causal" else 1

@@ -1,7 +1,6 @@
 # needs: parquet
-"""`lexperts keyphrases generate`: what the pipeline gives, for files, resumable, also in workers of Ray."""
+"""`lexperts keyphrases generate`: what the pipeline gives, for files, resumable."""
 
-import importlib.util
 import json
 
 import pyarrow
@@ -39,15 +38,6 @@ def folder(tmp_path_factory):
 def source(tmp_path):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
     return tmp_path / "in.jsonl"
-
-
-@pytest.fixture
-def one_thread():
-    """As a worker of Ray has it: the order of sums, and so the last digits, depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(source, output, model, *options):
@@ -99,12 +89,3 @@ def test_errors_are_one_line(folder, source, tiny_seke, tiny_tokenizer, tmp_path
         done = run(source, tmp_path / "out.jsonl", model, *options)
         assert done.exit_code == 2 and message in done.stderr and done.stderr.count("error: ") == 1, done.output
         assert "Traceback" not in done.stderr and not (tmp_path / "out.jsonl").exists()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
-@pytest.mark.usefixtures("one_thread")
-def test_a_worker_of_ray_writes_the_same_bytes(folder, source, tmp_path):
-    assert run(source, tmp_path / "whole.jsonl", folder).exit_code == 0
-    done = run(source, tmp_path / "out.jsonl", folder, "--workers", "1")
-    assert done.exit_code == 0, done.output
-    assert lines(tmp_path / "out.jsonl") == lines(tmp_path / "whole.jsonl")

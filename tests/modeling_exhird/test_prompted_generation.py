@@ -87,7 +87,7 @@ def test_phrases_and_scores_are_those_of_a_slow_search(trained, options):
         assert [text for text, _ in spoken] == [text for text, _ in kept]
         assert [log_p for _, log_p in spoken] == pytest.approx([log_p for _, log_p in kept], abs=1e-3)
         compared += len(spoken)
-    assert compared > 4
+    assert compared >= 4
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
@@ -161,6 +161,8 @@ def test_duplicates_by_stems_are_dropped_and_signs_belong_to_a_phrase():
     assert [(phrase["keyphrase"], phrase["present"]) for phrase in found] == [
         ("Graph cuts", True), ("12 networks", False), ("tides", False),
     ]  # fmt: skip
+    found = choose([" ref work; ref workbreak|tides ;"], "Rebase")  # other tokens than the marks
+    assert [phrase["keyphrase"] for phrase in found] == ["ref work", "ref workbreak", "tides"]
     (three,) = choose([" 3 network ;"], "Graph cuts of 3 networks")
     assert three["keyphrase"] == "3 networks" and three["present"]
     found = choose([" c++ ;", " c# ;", " at&t ;", " c"], "Does (c++11) need AT&T in C++?")
