@@ -107,56 +107,60 @@ def lstm_per_example(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeight
 def lstm_batched(x: torch.Tensor, lengths: torch.Tensor, weights: LstmWeights) -> torch.Tensor:
     """All texts at each step: one product for all inputs, and one per step. For a GPU.
 
-    x (B, L, N_x), lengths (B,) -> (B, L, N_h), 0 at padding.
+    x (B, L, N_x), lengths (B,), descending -> (B, L, N_h), 0 at padding.
     """
     A, X, b = (w.flatten(1, 2) for w in weights)
-    states = Recurrence.apply(torch.baddbmm(b[:, None], x, X.mT), A)
-    padding = torch.arange(x.shape[1], device=x.device) >= lengths[:, None]
-    return states.masked_fill(padding[..., None], 0)
+    # at every step the active texts are the first ones
+    active_per_step = (lengths[:, None] > torch.arange(x.shape[1], device=x.device)).sum(0).tolist()
+    return Recurrence.apply(torch.baddbmm(b[:, None], x, X.mT), A, [n for n in active_per_step if n])
 
 
 class Recurrence(torch.autograd.Function):
-    """Eq. 7-8 for all texts at once, also beyond their ends:
+    """Eq. 7-8 for all texts at once:
 
     (f, i, c~, o) = W_Ih h_{t-1} + W_Ix v_t + W_Ib
     c_t = s(f) c_{t-1} + s(i) tanh(c~);   h_t = s(o) tanh(c_t)
 
-    Autograd would add up L gradients of W_Ih, which takes most of the time; here it is one product.
+    The gradient of W_Ih is one product: autograd would add up one of that size per step, which takes five times as long.
     """
 
     @staticmethod
-    def forward(ctx, pre: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
-        """W_Ix v_t + W_Ib (B, L, 4 N_h), W_Ih (B, 4 N_h, N_h) -> states (B, L, N_h)."""
-        h = c = A.new_zeros(len(A), A.shape[-1])
-        steps = []
-        for p in pre.unbind(1):
-            f, i, new, o = torch.baddbmm(p[..., None], A, h[..., None]).squeeze(2).chunk(GATES, 1)
+    def forward(ctx, pre: torch.Tensor, A: torch.Tensor, active_per_step: list[int]) -> torch.Tensor:
+        """W_Ix v_t + W_Ib (B, L, 4 N_h), W_Ih (B, 4 N_h, N_h), number of texts at each step -> states (B, L, N_h)."""
+        B, L, H = len(A), pre.shape[1], A.shape[-1]
+        gates, cells, states = torch.zeros_like(pre), pre.new_zeros(B, L, H), pre.new_zeros(B, L, H)
+        h = c = pre.new_zeros(B, H)
+        for t, n in enumerate(active_per_step):
+            g = torch.baddbmm(pre[:n, t, :, None], A[:n], h[:n, :, None]).squeeze(2)
+            f, i, new, o = g.chunk(GATES, 1)
             f, i, new, o = f.sigmoid(), i.sigmoid(), new.tanh(), o.sigmoid()
-            c = f * c + i * new
+            c = f * c[:n] + i * new
             h = o * c.tanh()
-            steps.append(torch.stack([f, i, new, o, c, h]))
-        *gates, cells, states = torch.stack(steps, 2)  # (B, L, N_h) each
-        ctx.save_for_backward(A, *gates, cells, states)
+            gates[:n, t], cells[:n, t], states[:n, t] = torch.cat([f, i, new, o], 1), c, h
+        ctx.save_for_backward(A, gates, cells, states)
+        ctx.active_per_step = active_per_step
         return states
 
     @staticmethod
     def backward(ctx, d_states: torch.Tensor):
-        """Gradients of the arguments."""
-        A, f, i, new, o, cells, states = ctx.saved_tensors
+        """Gradients of `pre` and `A`."""
+        A, gates, cells, states = ctx.saved_tensors
+        f, i, new, o = gates.chunk(GATES, 2)  # (B, L, N_h) each
         previous, out = F.pad(cells, (0, 0, 1, 0))[:, :-1], cells.tanh()  # c_{t-1}, tanh(c_t)
         # the gradient of each gate is dc (dh for o) times its factor
-        factors = torch.stack([previous * f * (1 - f), new * i * (1 - i), i * (1 - new**2), out * o * (1 - o)], 2)
+        factor = torch.stack([previous * f * (1 - f), new * i * (1 - i), i * (1 - new**2), out * o * (1 - o)], 2)
         through = o * (1 - out**2)
-        d_pre = torch.empty_like(factors)  # (B, L, 4, N_h)
-        dh = dc = torch.zeros_like(states[:, 0])
-        for t in reversed(range(states.shape[1])):
-            d = d_states[:, t] + dh
-            dc = dc + d * through[:, t]
-            d_pre[:, t] = torch.stack([dc, dc, dc, d], 1) * factors[:, t]
-            dc = dc * f[:, t]
-            dh = torch.bmm(d_pre[:, t].flatten(1)[:, None], A).squeeze(1)
-        d_pre = d_pre.flatten(2)
-        return d_pre, torch.bmm(d_pre[:, 1:].mT, states[:, :-1])
+        d_pre = torch.zeros_like(factor)  # (B, L, 4, N_h)
+        dh, dc = torch.zeros_like(states[:, 0]), torch.zeros_like(states[:, 0])
+        for t, n in reversed([*enumerate(ctx.active_per_step)]):
+            d = d_states[:n, t] + dh[:n]
+            dc[:n] += d * through[:n, t]
+            d_pre[:n, t, :3] = dc[:n, None] * factor[:n, t, :3]
+            d_pre[:n, t, 3] = d * factor[:n, t, 3]
+            dc[:n] *= f[:n, t]
+            dh[:n] = torch.bmm(d_pre[:n, t].flatten(1)[:, None], A[:n]).squeeze(1)
+        d_pre = d_pre.flatten(2)  # 0 at padding
+        return d_pre, torch.bmm(d_pre[:, 1:].mT, states[:, :-1]), None
 
 
 class GeneratedLstm(nn.Module):
@@ -178,6 +182,9 @@ class GeneratedLstm(nn.Module):
         default with the `lstm` that is fastest on the device.
         """
         lstm = lstm or (lstm_per_example if x.device.type == "cpu" else lstm_batched)
+        order = lengths.argsort(descending=True)
+        if lstm is lstm_batched:  # before z becomes weights, which are large
+            x, lengths, z = x[order], lengths[order], z[order]
         states = []
         for direction, generator in enumerate(self.generators):
             weights = generator(z)
@@ -187,7 +194,8 @@ class GeneratedLstm(nn.Module):
             else:
                 reverse_states = lstm(reverse_sequences(inputs, lengths), lengths, weights)
                 states.append(reverse_sequences(reverse_states, lengths))
-        return torch.cat(states, -1)
+        y = torch.cat(states, -1)
+        return y[order.argsort()] if lstm is lstm_batched else y
 
 
 def reverse_sequences(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -61,27 +61,6 @@ def benchmark_module(monkeypatch):
     return importlib.import_module
 
 
-@pytest.fixture
-def watch_drive(monkeypatch):
-    """watch_drive(before_sync, before_rename): they get each path that is synced, and each new path with its final one."""
-
-    def watch(before_sync, before_rename):
-        fsync, replace = os.fsync, os.replace
-
-        def sync(handle):
-            before_sync(Path(os.readlink(f"/proc/self/fd/{handle}")))
-            fsync(handle)
-
-        def rename(source, target):
-            before_rename(Path(source), Path(target))
-            replace(source, target)
-
-        monkeypatch.setattr(os, "fsync", sync)
-        monkeypatch.setattr(os, "replace", rename)
-
-    return watch
-
-
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
     """A BERT-like WordPiece tokenizer: some whole words, and every letter and digit at a word's start and inside it."""

@@ -1,11 +1,4 @@
-"""Tiny Llamas on disk, each with its tokenizer, as experts for tests.
-
-    experts(3)                                          three folders, nothing in common but their shape
-    experts(3, dtype="bfloat16", rope="llama3", tied=True)
-    experts(3, same_shared=True)                        one base: they differ in their MLPs alone
-    experts(3, same_shared=("q_proj", "up_proj"))       they differ in these linears alone
-    experts(3, identical=True)                          the same weights under three names
-    make_expert(tmp_path / "mine", seed=7, hidden_size=64)
+"""Tiny models on disk, each with its tokenizer, as experts for tests: experts(3), experts(2, "qwen3", torch.bfloat16).
 
 `experts` writes each folder once in a session: treat what it returns as read-only, or copy it.
 """
@@ -20,16 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import modeling_lexicon  # noqa: F401  (registers LexiconForCausalLM)
 
 NAMES = ("birds", "ships", "tools", "plants", "music", "stars", "cloth", "games")
 SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 MERGES = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "a"), ("i", "n"), ("i", "s"), ("▁", "is"), ("o", "f")]
-MLP = ("gate_proj", "up_proj", "down_proj")
 ROPES = {
-    "default": {"rope_type": "default", "rope_theta": 10000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     "yarn": {
         "rope_type": "yarn",
@@ -52,6 +44,18 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+# name -> (model_type, fields of its configuration)
+MODELS = {
+    "llama": ("llama", {}),
+    "llama tied": ("llama", {"tie_word_embeddings": True}),
+    "llama with biases": ("llama", {"attention_bias": True}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral with a window": ("mistral", {"sliding_window": 8}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
+    "olmo2": ("olmo2", {}),
+}
 
 
 def run_python(*arguments, code=0, **options):
@@ -88,23 +92,17 @@ def randomize(model, seed, names=None):
     return model
 
 
-def save_expert(
-    folder, seed, *, own=None, own_seed=None, dtype="float32", rope="default", tied=False, extra_tokens=(), **changes
-) -> Path:
-    """Saves a Llama with weights drawn by `seed`; those whose names contain one of `own` are drawn by `own_seed`.
+def save_expert(folder, seed, name="llama", dtype=torch.float32, extra_tokens=(), **changes) -> Path:
+    """Saves a tiny model of a family, all of whose weights are drawn by `seed`, and its tokenizer.
 
     Args:
-        dtype, rope, tied: name of a dtype; key of ROPES, or the settings themselves; whether embeddings are tied.
+        name: key of MODELS.
         extra_tokens: at the end of the tokenizer, each with a row in the embeddings.
-        changes: fields of LlamaConfig.
+        changes: fields of its configuration.
     """
-    tokenizer = tiny_tokenizer(extra_tokens)
-    rope = ROPES[rope] if isinstance(rope, str) else rope
-    options = {**SIZES, "vocab_size": len(tokenizer), "rope_parameters": dict(rope), "tie_word_embeddings": tied}
-    model = randomize(LlamaForCausalLM(LlamaConfig(**{**options, **changes})), seed)
-    if own:
-        randomize(model, own_seed, own)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    tokenizer, (model_type, options) = tiny_tokenizer(extra_tokens), MODELS[name]
+    config = CONFIG_MAPPING[model_type](**{**SIZES, "vocab_size": len(tokenizer), **options, **changes})
+    randomize(AutoModelForCausalLM.from_config(config), seed).to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return Path(folder)
 
@@ -130,41 +128,15 @@ def edit_json(path, **changes):
     Path(path).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
-def old_spelling(folder):
-    """The configuration as transformers 4 wrote it."""
-    config = json.loads((folder / "config.json").read_text())
-    rope = config.pop("rope_parameters")
-    (folder / "config.json").write_text(json.dumps(config))
-    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    edit_json(
-        folder / "config.json",
-        rope_theta=rope["rope_theta"],
-        rope_scaling=None if rope["rope_type"] == "default" else scaling,
-    )
-
-
-@pytest.fixture(scope="session")
-def make_expert():
-    """make_expert(folder, seed, **options of save_expert) -> the folder."""
-    return save_expert
-
-
 @pytest.fixture(scope="session")
 def experts(tmp_path_factory):
-    """experts(count, same_shared=False, identical=False, **options of save_expert) -> folders, the same for the same call."""
+    """experts(count, **options of save_expert) -> folders, the same for the same call."""
     known = {}
 
-    def make(count, *, same_shared=False, identical=False, **options):
-        key = json.dumps([same_shared, identical, options], sort_keys=True)
-        folders = known.setdefault(key, [])
-        if not folders:
-            folders.append(tmp_path_factory.mktemp("experts"))
-        root = folders[0]
-        own = MLP if same_shared is True else tuple(same_shared or ())
+    def make(count, *given, **options):
+        folders = known.setdefault(repr((given, options)), [tmp_path_factory.mktemp("experts")])
         for number in range(len(folders) - 1, count):
-            seed = 0 if identical or same_shared else 100 + number
-            parts = {"own": own, "own_seed": 200 + number} if own else {}
-            folders.append(save_expert(root / NAMES[number], seed, **parts, **options))
+            folders.append(save_expert(folders[0] / NAMES[number], 100 + number, *given, **options))
         return folders[1 : count + 1]
 
     return make
@@ -173,6 +145,12 @@ def experts(tmp_path_factory):
 def recipe_of(folders, **options):
     """A recipe with these experts, which may also be mappings."""
     return {"experts": [e if isinstance(e, dict) else {"source_model": str(e)} for e in folders], **options}
+
+
+def same_tensors(one, other):
+    """Whether two folders have the same tensors under the same names."""
+    ours, theirs = read_tensors(one), read_tensors(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def read_tensors(folder):

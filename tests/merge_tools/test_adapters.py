@@ -13,7 +13,7 @@ from merge_tools import compose, extract, verify
 from run_tools.errors import UserError
 from tests.loopback_hub import LoopbackHub, Repo
 
-from .conftest import contents, edit_json, open_model, read_tensors, recipe_of, run_python, tiny_tokenizer
+from .conftest import contents, edit_json, open_model, read_tensors, recipe_of, run_python, same_tensors, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 MLP, ATTENTION = ["gate_proj", "up_proj", "down_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -53,8 +53,7 @@ def test_a_mixture_with_an_adapter_is_that_of_the_merged_model(kind, experts, tm
     adapter, merged = adapt(base, tmp_path, **ADAPTERS[kind])
     made = compose(recipe_of([named(adapter), other], base_model=base, average="mean"), tmp_path / "out")
     compose(recipe_of([named(merged), other], base_model=base, average="mean"), tmp_path / "expected")
-    ours, theirs = read_tensors(tmp_path / "out"), read_tensors(tmp_path / "expected")
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same_tensors(tmp_path / "out", tmp_path / "expected")
     assert made["warnings"] == [] and verify(tmp_path / "out")["ok"]
     extract(tmp_path / "out", "adapted", tmp_path / "dense")
     name = "model.layers.0.mlp.up_proj.weight"
@@ -85,8 +84,7 @@ def test_where_an_adapter_finds_its_base(experts, tmp_path, monkeypatch):
         edit_json(adapter / "adapter_config.json", base_model_name_or_path=named_base)
         options = {"base_model": recipe_base} if recipe_base else {}
         compose(recipe_of([named(origin), other], average="mean", **options), tmp_path / str(number))
-        ours, theirs = (read_tensors(tmp_path / name) for name in (str(number), "expected"))
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        assert same_tensors(tmp_path / str(number), tmp_path / "expected")
         monkeypatch.chdir(tmp_path / "expected")  # an adapter and its base are found from any place
         assert verify(tmp_path / str(number))["ok"]
 

@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 from merge_tools import compose
 from run_tools.errors import UserError
 
-from .conftest import edit_json, recipe_of
-from .test_compose import save
+from .conftest import edit_json, recipe_of, save_expert
 
 with open(__file__.replace(".py", ".yml"), encoding="utf-8") as file:
     CASES = yaml.safe_load(file)
@@ -20,7 +19,7 @@ with open(__file__.replace(".py", ".yml"), encoding="utf-8") as file:
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     root = tmp_path_factory.mktemp("originals")
-    return [save(root / name, "llama", seed) for seed, name in enumerate(("birds", "ships", "tools"))]
+    return [save_expert(root / name, seed) for seed, name in enumerate(("birds", "ships", "tools"))]
 
 
 @pytest.fixture

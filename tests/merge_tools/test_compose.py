@@ -12,64 +12,27 @@ from huggingface_hub import ModelCard
 from safetensors.torch import save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from merge_tools import compose, verify, writer
 from merge_tools.families import FAMILIES, FORMATS
 from run_tools.errors import UserError
 
 from .conftest import (
-    SIZES,
+    MODELS,
+    NAMES,
     contents,
     edit_json,
     logits_of,
     open_model,
-    randomize,
     read_tensors,
     recipe_of,
+    save_expert,
     tiny_tokenizer,
 )
 
 IDS = torch.arange(3, 43).reshape(2, 20)
-NAMES = ("birds", "ships", "tools")
-# name -> (model_type, fields of its configuration)
-MODELS = {
-    "llama": ("llama", {}),
-    "llama tied": ("llama", {"tie_word_embeddings": True}),
-    "llama with biases": ("llama", {"attention_bias": True}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "mistral with a window": ("mistral", {"sliding_window": 8}),
-    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {"head_dim": 16}),
-    "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
-    "olmo2": ("olmo2", {}),
-}
 STOCK = [name for name in MODELS if name != "llama with biases"]
 MLP = {"gate_proj", "up_proj", "down_proj"}
-
-
-def save(folder, name, seed, dtype=torch.float32, **changes):
-    """Saves a tiny model of a family, with norms and biases drawn too, and its tokenizer."""
-    model_type, options = MODELS[name]
-    tokenizer = tiny_tokenizer()
-    config = CONFIG_MAPPING[model_type](**{**SIZES, "vocab_size": len(tokenizer), **options, **changes})
-    randomize(AutoModelForCausalLM.from_config(config), seed).to(dtype).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    """sources(name of MODELS, dtype) -> three folders, the same for the same call."""
-    known = {}
-
-    def make(name, dtype=torch.float32):
-        if (name, dtype) not in known:
-            root = tmp_path_factory.mktemp("sources")
-            known[name, dtype] = [save(root / expert, name, seed, dtype) for seed, expert in enumerate(NAMES)]
-        return known[name, dtype]
-
-    return make
 
 
 def opened(folder, **options):
@@ -113,8 +76,8 @@ def check_equal(folder, expected):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("average", ["base", "mean"])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_tensor_is_that_of_a_plain_reference(name, average, dtype, sources, tmp_path):
-    folders, model_type = sources(name, dtype), MODELS[name][0]
+def test_every_tensor_is_that_of_a_plain_reference(name, average, dtype, experts, tmp_path):
+    folders, model_type = experts(3, name, dtype), MODELS[name][0]
     made = compose(recipe_of(folders, base_model=folders[0], average=average, gate_mode="random"), tmp_path / "out")
     kind = FORMATS[made["format"]]
     assert kind is (FAMILIES[model_type].mixture if name in STOCK else FORMATS["lexicon"])
@@ -126,8 +89,8 @@ def test_every_tensor_is_that_of_a_plain_reference(name, average, dtype, sources
 @pytest.mark.parametrize(
     "name", [n for n in MODELS if FAMILIES[MODELS[n][0]].lexicon is not None and "window" not in n]
 )
-def test_every_policy_of_a_lexicon_mixture(name, policy, gated, sources, tmp_path):
-    folders = sources(name)
+def test_every_policy_of_a_lexicon_mixture(name, policy, gated, experts, tmp_path):
+    folders = experts(3, name)
     options = {"routing_policy": policy, "format": "lexicon", "gate_mode": "random"}
     compose(recipe_of(folders, **options), tmp_path / "out")
     check_equal(tmp_path / "out", expected_tensors(folders, FORMATS["lexicon"], "mean", gated=range(gated)))
@@ -138,8 +101,8 @@ def test_every_policy_of_a_lexicon_mixture(name, policy, gated, sources, tmp_pat
 
 @pytest.mark.parametrize("format", ["auto", "lexicon"])
 @pytest.mark.parametrize("name", STOCK)
-def test_identical_experts_equal_the_dense_model_and_others_do_not(name, format, sources, tmp_path):
-    folders, window = sources(name), "window" in name
+def test_identical_experts_equal_the_dense_model_and_others_do_not(name, format, experts, tmp_path):
+    folders, window = experts(3, name), "window" in name
     if format == "lexicon" and (FAMILIES[MODELS[name][0]].lexicon is None or window):
         with pytest.raises(UserError, match="sliding_window is 8" if window else "olmo2"):
             compose(recipe_of(folders, format=format), tmp_path / "out")
@@ -151,9 +114,9 @@ def test_identical_experts_equal_the_dense_model_and_others_do_not(name, format,
     assert (logits_of(opened(tmp_path / "other"), IDS) - logits_of(dense, IDS)).abs().max() > 0.05
 
 
-def test_a_recipe_of_mergekit_means_the_same(sources, tmp_path):
+def test_a_recipe_of_mergekit_means_the_same(experts, tmp_path):
     """Gates from prompts, and the shared weights of the base; keys of mergekit without an effect are accepted."""
-    base, one, two = sources("llama")
+    base, one, two = experts(3)
     (tmp_path / "recipe.yml").write_text(
         f"base_model: {base}\ndtype: float32\nexperts_per_token: 1\nshared_experts: []\narchitecture: mixtral\nexperts:\n"
         f"  - source_model: {one}\n    noise_scale: 0.0\n    positive_prompts:\n      - the birds\n      - a bird is\n"
@@ -166,9 +129,9 @@ def test_a_recipe_of_mergekit_means_the_same(sources, tmp_path):
     assert all(torch.equal(found[name], ours[name]) for name in ours if ".mlp." not in name)
 
 
-def test_shards_and_weights_and_dtypes(sources, tmp_path):
+def test_shards_and_weights_and_dtypes(experts, tmp_path):
     """Sources of several files, an output of several files, unequal weights of the mean, and another dtype."""
-    folders = sources("llama")
+    folders = experts(3)
     for folder in folders:
         open_model(folder).save_pretrained(tmp_path / folder.name, max_shard_size="30KB")
         (tmp_path / folder.name / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
@@ -185,9 +148,9 @@ def test_shards_and_weights_and_dtypes(sources, tmp_path):
     assert verify(tmp_path / "out")["ok"]
 
 
-def test_experts_of_low_rank_keep_what_that_rank_can(sources, tmp_path):
+def test_experts_of_low_rank_keep_what_that_rank_can(experts, tmp_path):
     """At full rank they are the experts; at a lower one W + B A is the best approximation, by the singular values of the difference."""
-    folders = sources("llama")
+    folders = experts(3)
     for rank in (32, 3):
         compose(recipe_of(folders, base_model=folders[0], average="base", rank=rank), tmp_path / str(rank))
         found, base, own = (read_tensors(f) for f in (tmp_path / str(rank), folders[0], folders[1]))
@@ -206,7 +169,7 @@ def test_experts_of_low_rank_keep_what_that_rank_can(sources, tmp_path):
 def test_rope_settings_are_written_in_both_spellings(tmp_path):
     """Transformers 4 would silently take its default for a theta that it does not find."""
     rope = {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0}
-    folders = [save(tmp_path / name, "llama", seed, rope_parameters=rope) for seed, name in enumerate(NAMES)]
+    folders = [save_expert(tmp_path / name, seed, rope_parameters=rope) for seed, name in enumerate(NAMES[:3])]
     compose(recipe_of(folders), tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["rope_theta"], config["rope_scaling"]) == (500000.0, {"rope_type": "linear", "factor": 4.0})
@@ -214,8 +177,8 @@ def test_rope_settings_are_written_in_both_spellings(tmp_path):
     assert config["torch_dtype"] == config["dtype"] == "float32"
 
 
-def test_the_base_provides_the_tokenizer_and_centroids_are_stored(sources, tmp_path):
-    folders = sources("llama")
+def test_the_base_provides_the_tokenizer_and_centroids_are_stored(experts, tmp_path):
+    folders = experts(3)
     save_file({"centroids": torch.eye(3, 5)}, tmp_path / "centroids.safetensors")
     options = {"routing_policy": "domain", "centroids": tmp_path / "centroids.safetensors", "embedder": "minilm"}
     compose(recipe_of(folders, **options), tmp_path / "out")
@@ -226,8 +189,8 @@ def test_the_base_provides_the_tokenizer_and_centroids_are_stored(sources, tmp_p
     assert verify(tmp_path / "out")["ok"]
 
 
-def test_an_expert_with_another_vocabulary_is_accepted_with_the_base_s(sources, tmp_path):
-    folders, tokenizer = sources("llama"), tiny_tokenizer(["<extra>"])
+def test_an_expert_with_another_vocabulary_is_accepted_with_the_base_s(experts, tmp_path):
+    folders, tokenizer = experts(3), tiny_tokenizer(["<extra>"])
     model = open_model(folders[1])
     model.resize_token_embeddings(len(tokenizer))
     model.save_pretrained(tmp_path / "longer")
@@ -241,8 +204,8 @@ def test_an_expert_with_another_vocabulary_is_accepted_with_the_base_s(sources, 
     assert torch.equal(found["model.norm.weight"], (base["model.norm.weight"] + other["model.norm.weight"]) / 2)
 
 
-def test_means_are_over_experts_of_all_dtypes_and_never_over_rows_of_other_tokens(sources, tmp_path):
-    folders, name = [sources("llama")[0], sources("llama", torch.bfloat16)[1]], "model.embed_tokens.weight"
+def test_means_are_over_experts_of_all_dtypes_and_never_over_rows_of_other_tokens(experts, tmp_path):
+    folders, name = [experts(3)[0], experts(3, "llama", torch.bfloat16)[1]], "model.embed_tokens.weight"
     one, two = (read_tensors(folder)[name] for folder in folders)
     compose(recipe_of(folders), tmp_path / "mean")
     assert torch.equal(read_tensors(tmp_path / "mean")[name], ((one.double() + two.double()) / 2).float())
@@ -250,10 +213,10 @@ def test_means_are_over_experts_of_all_dtypes_and_never_over_rows_of_other_token
     assert torch.equal(read_tensors(tmp_path / "base")[name], one) and verify(tmp_path / "base")["ok"]
 
 
-def test_what_a_user_should_know_is_a_warning(sources, tmp_path):
+def test_what_a_user_should_know_is_a_warning(experts, tmp_path):
     folders = [tmp_path / name for name in NAMES[:2]]
-    for folder, source in zip(folders, sources("llama"), strict=False):
-        save(folder, "llama", 1 + (source.name == "ships"))
+    for folder, source in zip(folders, experts(3), strict=False):
+        save_expert(folder, 1 + (source.name == "ships"))
     edit_json(folders[1] / "config.json", max_position_embeddings=64)
     (folders[1] / "chat_template.jinja").write_text("{{ messages }}")
     warnings = compose(recipe_of(folders), tmp_path / "out")["warnings"]
@@ -270,7 +233,7 @@ def test_what_a_user_should_know_is_a_warning(sources, tmp_path):
 def test_the_card_names_the_licences_of_the_sources(other, common, tmp_path):
     folders = [tmp_path / name for name in NAMES[:2]]
     for folder, license in zip(folders, ("mit", other), strict=True):
-        save(folder, "llama", len(license))
+        save_expert(folder, len(license))
         (folder / "README.md").write_text(f"---\nlicense: {license}\n---\n")
     compose(recipe_of(folders), tmp_path / "out")
     card = ModelCard.load(tmp_path / "out" / "README.md")
@@ -278,8 +241,8 @@ def test_the_card_names_the_licences_of_the_sources(other, common, tmp_path):
     assert ("not stated" if other == "[a" else other) in card.text
 
 
-def test_a_dry_run_writes_nothing_and_the_same_recipe_gives_the_same_bytes(sources, tmp_path):
-    recipe = recipe_of(sources("llama"))
+def test_a_dry_run_writes_nothing_and_the_same_recipe_gives_the_same_bytes(experts, tmp_path):
+    recipe = recipe_of(experts(3))
     planned = compose(recipe, tmp_path / "out", dry_run=True)
     assert not list(tmp_path.iterdir())
     made = compose(recipe, tmp_path / "out")
@@ -289,8 +252,8 @@ def test_a_dry_run_writes_nothing_and_the_same_recipe_gives_the_same_bytes(sourc
 
 
 @pytest.mark.parametrize("fault", ["disk full", "interrupted", "NaN"])
-def test_a_run_that_fails_leaves_nothing(fault, sources, tmp_path, monkeypatch):
-    recipe, seen = recipe_of(sources("llama")), []
+def test_a_run_that_fails_leaves_nothing(fault, experts, tmp_path, monkeypatch):
+    recipe, seen = recipe_of(experts(3)), []
 
     def fail(tensor):
         seen.append(tensor)
@@ -307,14 +270,14 @@ def test_a_run_that_fails_leaves_nothing(fault, sources, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_killed_run_leaves_no_folder_that_looks_finished(sources, tmp_path):
+def test_a_killed_run_leaves_no_folder_that_looks_finished(experts, tmp_path):
     """The folder of the run that was killed is not touched: the next one names it."""
     script = (
         "import os, signal, sys\nfrom merge_tools import compose, writer\nraw_bits, seen = writer.raw_bits, []\n"
         "def kill(tensor):\n    seen.append(tensor)\n    if len(seen) == 9: os.kill(os.getpid(), signal.SIGKILL)\n    return raw_bits(tensor)\n"
         "writer.raw_bits = kill\ncompose(eval(sys.argv[1]), sys.argv[2])"
     )
-    recipe = recipe_of(sources("llama"))
+    recipe = recipe_of(experts(3))
     done = subprocess.run([sys.executable, "-c", script, repr(recipe), str(tmp_path / "out")], capture_output=True)
     assert done.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()

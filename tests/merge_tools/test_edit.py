@@ -11,8 +11,8 @@ from merge_tools import add, compose, export, extract, inspect, remove, verify
 from merge_tools.families import FAMILIES
 from run_tools.errors import UserError
 
-from .conftest import logits_of, open_model, randomize, read_tensors, recipe_of
-from .test_compose import IDS, MODELS, STOCK, opened, save, sources  # noqa: F401  (a fixture)
+from .conftest import MODELS, logits_of, open_model, randomize, read_tensors, recipe_of, same_tensors, save_expert
+from .test_compose import IDS, STOCK, opened
 
 TEXTS = {"birds": "the hen", "ships": "a ship of the line", "tools": "the saw"}
 
@@ -21,30 +21,24 @@ def with_prompts(folders):
     return [{"source_model": str(f), "positive_prompts": [TEXTS[f.name]]} for f in folders]
 
 
-def same_tensors(one, other):
-    ours, theirs = read_tensors(one), read_tensors(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 @pytest.mark.parametrize("gate_mode", ["random", "hidden"])
 @pytest.mark.parametrize("options", [{}, {"rank": 5}, {"format": "lexicon", "routing_policy": "domain"}], ids=str)
-def test_an_expert_that_is_added_gives_the_tensors_of_a_new_mixture(options, gate_mode, sources, tmp_path):  # noqa: F811
+def test_an_expert_that_is_added_gives_the_tensors_of_a_new_mixture(options, gate_mode, experts, tmp_path):
     """With the base's shared weights; removed again, it leaves those of the old one."""
-    folders = sources("llama")
+    folders = experts(3)
     recipe = {"base_model": str(folders[0]), "average": "base", "gate_mode": gate_mode, **options}
     compose(recipe_of(with_prompts(folders), **recipe), tmp_path / "three")
     compose(recipe_of(with_prompts(folders[:2]), **recipe), tmp_path / "two")
     assert not add(tmp_path / "two", with_prompts(folders)[2], tmp_path / "grown")["warnings"]
-    same_tensors(tmp_path / "grown", tmp_path / "three")
+    assert same_tensors(tmp_path / "grown", tmp_path / "three")
     remove(tmp_path / "grown", "tools", tmp_path / "shrunk")
-    same_tensors(tmp_path / "shrunk", tmp_path / "two")
+    assert same_tensors(tmp_path / "shrunk", tmp_path / "two")
     assert [expert["name"] for expert in inspect(tmp_path / "grown")["experts"]] == ["birds", "ships", "tools"]
     assert all(verify(tmp_path / name)["ok"] for name in ("grown", "shrunk"))
 
 
-def test_means_stay_as_they_were(sources, tmp_path):  # noqa: F811
-    folders = sources("llama")
+def test_means_stay_as_they_were(experts, tmp_path):
+    folders = experts(3)
     compose(recipe_of(folders), tmp_path / "three")
     compose(recipe_of(folders[:2]), tmp_path / "two")
     norm = "model.norm.weight"
@@ -56,9 +50,9 @@ def test_means_stay_as_they_were(sources, tmp_path):  # noqa: F811
     assert found["ok"] and "birds (removed)" in found["notes"][0] and found["compared"]["shared"] == 0
 
 
-def test_a_row_of_random_gates_belongs_to_its_expert(sources, tmp_path):  # noqa: F811
+def test_a_row_of_random_gates_belongs_to_its_expert(experts, tmp_path):
     """A new expert does not get the row of one that was removed."""
-    folders = sources("llama")
+    folders = experts(3)
     compose(recipe_of(folders), tmp_path / "three")
     remove(tmp_path / "three", "birds", tmp_path / "two")
     add(tmp_path / "two", {"source_model": str(folders[0]), "name": "new"}, tmp_path / "grown")
@@ -69,10 +63,10 @@ def test_a_row_of_random_gates_belongs_to_its_expert(sources, tmp_path):  # noqa
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_extracted_expert_is_a_dense_model(name, sources, tmp_path):  # noqa: F811
+def test_an_extracted_expert_is_a_dense_model(name, experts, tmp_path):
     """With shared weights that are its own it equals its source."""
     folders = [tmp_path / "birds", tmp_path / "ships"]
-    save(folders[0], name, 5)
+    save_expert(folders[0], 5, name)
     shutil.copytree(folders[0], folders[1])
     randomize(open_model(folders[1]), 77, ("gate_proj", "up_proj", "down_proj")).save_pretrained(folders[1])
     compose(recipe_of(folders), tmp_path / "out")
@@ -81,8 +75,8 @@ def test_an_extracted_expert_is_a_dense_model(name, sources, tmp_path):  # noqa:
     assert type(dense) is type(source) and torch.equal(logits_of(dense, IDS), logits_of(source, IDS))
 
 
-def test_an_extracted_expert_of_low_rank(sources, tmp_path):  # noqa: F811
-    folders = sources("llama")
+def test_an_extracted_expert_of_low_rank(experts, tmp_path):
+    folders = experts(3)
     compose(recipe_of(folders, base_model=folders[0], average="base", rank=32), tmp_path / "out")
     extract(tmp_path / "out", "ships", tmp_path / "dense")
     name = "model.layers.0.mlp.up_proj.weight"
@@ -90,20 +84,20 @@ def test_an_extracted_expert_of_low_rank(sources, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("name", [n for n in STOCK if FAMILIES[MODELS[n][0]].lexicon is not None and "window" not in n])
-def test_a_mixture_is_exported_to_lexicon_and_back(name, sources, tmp_path):  # noqa: F811
-    compose(recipe_of(sources(name)), tmp_path / "out")
+def test_a_mixture_is_exported_to_lexicon_and_back(name, experts, tmp_path):
+    compose(recipe_of(experts(3, name)), tmp_path / "out")
     export(tmp_path / "out", tmp_path / "lexicon", "lexicon")
     mixture, stock = opened(tmp_path / "lexicon"), opened(tmp_path / "out")
     assert type(mixture).__name__ == "LexiconForCausalLM"
     assert_close(logits_of(mixture, IDS), logits_of(stock, IDS), atol=2e-4, rtol=1e-4)
     assert verify(tmp_path / "lexicon")["ok"]
     export(tmp_path / "lexicon", tmp_path / "back", FAMILIES[MODELS[name][0]].mixture.model_type)
-    same_tensors(tmp_path / "back", tmp_path / "out")
+    assert same_tensors(tmp_path / "back", tmp_path / "out")
 
 
-def test_a_model_without_a_window_has_none_after_all_formats(sources, tmp_path):  # noqa: F811
+def test_a_model_without_a_window_has_none_after_all_formats(experts, tmp_path):
     """Its class has one of 4096 by default."""
-    folders = sources("mistral")
+    folders = experts(3, "mistral")
     compose(recipe_of(folders, routing_policy="sequence_hard", gate_mode="random"), tmp_path / "out")
     extract(tmp_path / "out", "ships", tmp_path / "dense")
     assert opened(tmp_path / "dense").config.sliding_window is None
@@ -111,15 +105,15 @@ def test_a_model_without_a_window_has_none_after_all_formats(sources, tmp_path):
     assert verify(tmp_path / "grown")["ok"]
 
 
-def test_factors_are_those_over_the_base_that_is_stored(sources, tmp_path):  # noqa: F811
-    folders = sources("llama")
+def test_factors_are_those_over_the_base_that_is_stored(experts, tmp_path):
+    folders = experts(3)
     compose(recipe_of(folders[:2], base_model=folders[0], average="base", rank=32, dtype="bfloat16"), tmp_path / "out")
     add(tmp_path / "out", folders[2], tmp_path / "grown")
     assert verify(tmp_path / "grown")["ok"]
 
 
-def test_experts_of_low_rank_are_exported_whole(sources, tmp_path):  # noqa: F811
-    folders = sources("llama")
+def test_experts_of_low_rank_are_exported_whole(experts, tmp_path):
+    folders = experts(3)
     compose(recipe_of(folders, base_model=folders[0], average="base", rank=6), tmp_path / "out")
     export(tmp_path / "out", tmp_path / "whole", "mixtral")
     assert_close(
@@ -129,9 +123,9 @@ def test_experts_of_low_rank_are_exported_whole(sources, tmp_path):  # noqa: F81
     assert found["ok"] and "rank 6" in found["notes"][0]
 
 
-def test_sources_that_were_moved(sources, tmp_path):  # noqa: F811
+def test_sources_that_were_moved(experts, tmp_path):
     """A mixture and its sources that are moved together are found; otherwise the message says what to pass."""
-    for folder in sources("llama"):
+    for folder in experts(3):
         shutil.copytree(folder, tmp_path / "all" / folder.name)
     compose(recipe_of([tmp_path / "all" / name for name in TEXTS]), tmp_path / "all" / "out")
     (tmp_path / "all").rename(tmp_path / "moved")
@@ -143,11 +137,11 @@ def test_sources_that_were_moved(sources, tmp_path):  # noqa: F811
     assert verify(tmp_path / "moved" / "out", sources=moved)["ok"]
 
 
-def test_mistakes_are_named_and_nothing_is_written(sources, tmp_path):  # noqa: F811
-    folders = sources("llama")
+def test_mistakes_are_named_and_nothing_is_written(experts, tmp_path):
+    folders = experts(3)
     compose(recipe_of(folders[:2]), tmp_path / "two")
     compose(recipe_of(with_prompts(folders[:2]), gate_mode="hidden"), tmp_path / "prompts")
-    window = save(tmp_path / "window", "mistral with a window", 3)
+    window = save_expert(tmp_path / "window", 3, "mistral with a window")
     compose(recipe_of([window] * 2), tmp_path / "windows")
     (tmp_path / "record").mkdir()
     for action, fragments in (
@@ -181,8 +175,8 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_damaged_record_is_named(change, sources, tmp_path):  # noqa: F811
-    compose(recipe_of(sources("llama")), tmp_path / "out")
+def test_a_damaged_record_is_named(change, experts, tmp_path):
+    compose(recipe_of(experts(3)), tmp_path / "out")
     record = tmp_path / "out" / "merge_record.json"
     record.write_text(json.dumps(json.loads(record.read_text()) | change))
     with pytest.raises(UserError, match="merge_record.json"):

@@ -24,7 +24,7 @@ from merge_tools.ridge import (
 )
 from run_tools.errors import UserError
 
-from .conftest import open_model, read_tensors, recipe_of
+from .conftest import open_model, read_tensors, recipe_of, same_tensors
 
 GATE = "model.layers.{}.block_sparse_moe.gate.weight"
 PROMPTS = {"birds": ["the owl", "a nest of the owl"], "ships": ["the sail"], "tools": ["a saw", "the nail", "oak"]}
@@ -157,8 +157,7 @@ def test_an_expert_that_is_added_and_removed_leaves_gates_of_a_new_mixture(optio
     add(tmp_path / "three", {"source_model": str(folders[3]), "samples": str(samples["plants"])}, tmp_path / "added")
     remove(tmp_path / "added", folders[3].name, tmp_path / "removed")
     for one, other in (("added", "four"), ("removed", "three")):
-        ours, theirs = read_tensors(tmp_path / one), read_tensors(tmp_path / other)
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys())
+        assert same_tensors(tmp_path / one, tmp_path / other)
         statistics = [sorted(p.name for p in (tmp_path / n / "gate_statistics").iterdir()) for n in (one, other)]
         assert statistics[0] == statistics[1] and verify(tmp_path / one)["ok"]
 

@@ -9,15 +9,14 @@ from safetensors.torch import load_file, save_file
 from merge_tools import compose, inspect, verify
 from run_tools.errors import UserError
 
-from .conftest import edit_json, recipe_of
-from .test_compose import save
+from .conftest import edit_json, recipe_of, save_expert
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with sources and mixtures of them, to be copied."""
     root = tmp_path_factory.mktemp("made")
-    folders = [save(root / name, "llama", seed) for seed, name in enumerate(("birds", "ships", "tools"))]
+    folders = [save_expert(root / name, seed) for seed, name in enumerate(("birds", "ships", "tools"))]
     compose(recipe_of(folders), root / "out")
     compose(recipe_of(folders, base_model=folders[0], rank=4), root / "low")
     return root

@@ -1,5 +1,5 @@
 # needs: parquet
-"""`Source`: the rows of files of every format, and errors of rows, files and columns."""
+"""The rows of files of every format, one by one and as a list, and errors that name rows, files and columns."""
 
 import csv
 import gzip
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from run_tools.errors import UserError
-from run_tools.rows import Source, csv_rows
+from run_tools.rows import Source, csv_rows, read_jsonl
 
 ROWS = [{"id": "ü1", "text": "Straße €5"}, {"id": "2", "text": 'na"ïve\n漢字'}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
@@ -122,3 +122,37 @@ def test_what_csv_writes_is_read(rows):
     csv.writer(text).writerows([("a", "b"), *rows])
     found = [row for _, row in csv_rows(io.StringIO(text.getvalue(), newline=""), ",")]
     assert found == [{"a": a, "b": b} for a, b in rows]
+
+
+def test_rows_of_several_files_come_in_order_and_blank_lines_are_passed_over(tmp_path):
+    first = write(tmp_path / "a.jsonl", LINES.replace("\n", "\n\n  \n"))
+    second = write(tmp_path / "b.json", json.dumps([{"body": "last\u2028"}]).encode("utf-16"))
+    assert read_jsonl([first, str(second)]) == [*ROWS, {"body": "last\u2028"}]
+    assert read_jsonl(str(second)) == read_jsonl(second) == [{"body": "last\u2028"}]
+
+
+GOOD = '{"text": "a", "keyphrases": []}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "names"),
+    [
+        ("a.jsonl", f'{GOOD}\n{GOOD}{{"text": "graph"\n', ("a.jsonl, line 4", "column 17")),
+        ("a.jsonl", f'{GOOD}["graph"]', ("a.jsonl, line 2", "['graph']")),
+        ("a.jsonl", f'{GOOD}{{"abstract": "x", "keyphrases": []}}', ("a.jsonl, line 2", "'text'", "'abstract'")),
+        ("a.jsonl", '{"body": "x"}', ("a.jsonl, line 1", "'text'", "'keyphrases'", "'body'")),
+        ("a.jsonl", '{"text": "a", "x": ' + "[" * 9999, ("a.jsonl, line 1",)),
+        ("a.json", '[{"text": "graph", "keyphrases": []}, 3]', ("a.json, element 2", "3 is not")),
+        ("a.csv", "text,keyphrases\na", ("a.csv, line 2", "fewer")),
+        ("a.jsonl", "", ("a.jsonl",)),
+        ("a.jsonl", "\n ", ("a.jsonl",)),
+        ("a.jsonl", '{"text": "café"}'.encode("latin-1"), ("a.jsonl",)),
+        ("a.csv", "text,keyphrases\ncafé,x".encode("latin-1"), ("a.csv",)),
+    ],
+)
+def test_what_cannot_be_read_as_a_list_is_named(name, content, names, tmp_path):
+    with pytest.raises(UserError) as found:
+        read_jsonl(write(tmp_path / name, content), ("text", "keyphrases"))
+    assert all(name in str(found.value) for name in names) and "\n" not in str(found.value)
+    with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
+        read_jsonl(tmp_path / "nowhere.jsonl")

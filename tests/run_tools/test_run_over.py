@@ -2,7 +2,6 @@
 """`run_over`: interruptions, changes and damage end in the same bytes, or in an error that names the cause."""
 
 import errno
-import json
 import os
 import resource
 import shutil
@@ -25,6 +24,7 @@ from pyarrow import parquet
 from run_tools.errors import UserError, one_line
 from run_tools.files import locked
 from run_tools.run_over import process_each, run_over
+from tests.tools import read_rows, write_rows
 
 ROWS = [{"id": i, "text": "word " * (i % 7), "year": 2000 + i} if i % 5 != 3 else {"id": i} for i in range(23)]
 
@@ -39,18 +39,9 @@ def lengths(texts):
     return [{"length": len(text), "words": [{"word": word, "score": 0.5} for word in text.split()]} for text in texts]
 
 
-def write_rows(path, rows=ROWS) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def run(source, out, settings=None, process=lengths, **options):
     options = {"check": text_of, "batch_size": 4, "results": ("length", "words"), **options}
     return run_over(lambda: process, source, out, settings or {"level": 1}, **options)
-
-
-def read(path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def run_in_child(function) -> None:
@@ -172,28 +163,28 @@ def test_a_bad_row_is_an_error_of_its_own(tmp_path):
         return lengths(texts)
 
     assert run(tmp_path / "in.jsonl", tmp_path / "out.jsonl", process=process)[:2] == (4, 3)
-    good, *others = read(tmp_path / "out.jsonl")
+    good, *others = read_rows(tmp_path / "out.jsonl")
     assert (good["id"], good["length"]) == (7, 3) and others[2] == {"id": 9, "text": "bad", "error": "it is bad"}
     assert "line 2" in others[0]["error"] and "line 4" in others[1]["error"]
 
 
 def test_a_failure_of_all_rows_is_raised_and_what_is_done_is_kept(tmp_path):
-    source, out = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
+    source, out = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
 
     def process(texts):
-        if len(read(out)) >= 8:
+        if len(read_rows(out)) >= 8:
             raise RuntimeError("out of memory")
         return lengths(texts)
 
     with pytest.raises(RuntimeError, match="out of memory"):
         run(source, out, process=process)
-    assert len(read(out)) == 8 and run(source, out) == (23, 4, 15)
+    assert len(read_rows(out)) == 8 and run(source, out) == (23, 4, 15)
     one_by_one = process_each(lambda items: [{"length": 1}] if len(items) == 1 else 1 / 0, ["a", "b"], str)
     assert one_by_one == [{"length": 1}] * 2
 
 
 def test_nothing_of_a_user_is_overwritten(tmp_path):
-    source, out = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.csv"
+    source, out = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.csv"
     for name, message in (("out.csv", "not of a run"), ("out.csv.rows.jsonl", "not of a run")):
         (tmp_path / name).write_text("mine")
         with pytest.raises(UserError, match=message):
@@ -216,13 +207,13 @@ def test_nothing_of_a_user_is_overwritten(tmp_path):
 
 
 def test_a_second_process_with_the_same_output_is_an_error(tmp_path):
-    source = write_rows(tmp_path / "in.jsonl")
+    source = write_rows(tmp_path / "in.jsonl", ROWS)
     with locked(tmp_path / "out.jsonl"), pytest.raises(BlockingIOError, match="Another process writes"):
         run(source, tmp_path / "out.jsonl")
 
 
 def test_a_source_that_changes_is_an_error(tmp_path):
-    source = write_rows(tmp_path / "in.jsonl")
+    source = write_rows(tmp_path / "in.jsonl", ROWS)
 
     def process(texts):
         os.utime(source, (0, 0))
@@ -237,14 +228,14 @@ def test_columns_are_kept_and_no_result_replaces_one(tmp_path):
         tmp_path / "in.jsonl", [{"id": "a", "text": "x", "year": 1, "error": "old"}, {"text": "y", "id": "b"}]
     )
     run(source, tmp_path / "all.jsonl")
-    assert [list(row) for row in read(tmp_path / "all.jsonl")] == [
+    assert [list(row) for row in read_rows(tmp_path / "all.jsonl")] == [
         ["id", "text", "year", "length", "words"],
         ["text", "id", "length", "words"],
     ]
     run(source, tmp_path / "kept.jsonl", keep=["year"])
-    assert [(row["id"], row["year"]) for row in read(tmp_path / "kept.jsonl")] == [("a", 1), ("b", None)]
+    assert [(row["id"], row["year"]) for row in read_rows(tmp_path / "kept.jsonl")] == [("a", 1), ("b", None)]
     run(source, tmp_path / "numbered.jsonl", keep=[], id_column="none")
-    assert [row["id"] for row in read(tmp_path / "numbered.jsonl")] == [0, 1]
+    assert [row["id"] for row in read_rows(tmp_path / "numbered.jsonl")] == [0, 1]
     for options in ({"results": ("year",)}, {"keep": ["year"], "results": ("year",)}, {"keep": ["error"]}):
         with pytest.raises(UserError, match="column '(year|error)' has the name of a result"):
             run(source, tmp_path / "out.jsonl", **options)
@@ -264,7 +255,7 @@ def test_tables_hold_the_rows_of_json_lines(tmp_path):
     kinds = {field.name: str(field.type) for field in table.schema}
     assert (kinds["id"], kinds["n"], kinds["day"], kinds["meta"]) == ("string", "int64", "string", "string")
     assert kinds["error"] == "string" and kinds["length"] == "int32" and kinds["words"].startswith("list<")
-    expected = [row | {"id": str(row["id"])} for row in read(tmp_path / "out.jsonl")]
+    expected = [row | {"id": str(row["id"])} for row in read_rows(tmp_path / "out.jsonl")]
     found = [{name: value for name, value in row.items() if value not in (None, "{}")} for row in table.to_pylist()]
     assert found == [{name: value for name, value in row.items() if value not in (None, {})} for row in expected]
     text = (tmp_path / "out.csv").read_text(encoding="utf-8")
@@ -282,7 +273,7 @@ def test_values_without_json_are_texts_and_null(tmp_path):
     }
     parquet.write_table(pyarrow.table(rows), tmp_path / "in.parquet")
     run(tmp_path / "in.parquet", tmp_path / "out.jsonl", process=lambda texts: [{"text2": "\ud800"}] * len(texts))
-    first = read(tmp_path / "out.jsonl")[0]
+    first = read_rows(tmp_path / "out.jsonl")[0]
     assert first == {"text": "a", "day": "2020-01-02", "price": "1.5", "x": None, "text2": "?"}
 
 
@@ -295,4 +286,4 @@ def test_rows_that_fail_together_and_not_alone_are_warned_of(tmp_path):
     source = write_rows(tmp_path / "in.jsonl", [{"text": "a"}, {"text": "bc"}])
     with pytest.warns(UserWarning, match="2 rows failed together .too large., and none alone"):
         run(source, tmp_path / "out.jsonl", process=process)
-    assert [row["length"] for row in read(tmp_path / "out.jsonl")] == [1, 2]
+    assert [row["length"] for row in read_rows(tmp_path / "out.jsonl")] == [1, 2]

@@ -1,5 +1,7 @@
 """What the three trainings share: the model and its training."""
 
+import os
+
 import torch
 from datasets import Array2D, Dataset, Features
 from transformers import set_seed
@@ -33,7 +35,7 @@ def add_states(rows: Dataset, model, collator: DataCollatorForTextPairs, file: s
 
     column = {"encoder_hidden_states": Array2D((None, model.config.input_size), "float32")}
     features = Features({**rows.features, **column})
-    rows = rows.map(encode, batched=True, batch_size=16, features=features, cache_file_name=file)
+    rows = rows.map(encode, batched=True, batch_size=16, features=features, cache_file_name=os.path.abspath(file))
     return rows.with_format("torch", columns=list(column), output_all_columns=True)
 
 
