@@ -8,6 +8,8 @@ The main expert keeps its names (`fc1` and `fc2`, or `mlp`), so checkpoints, ada
 argument and never stored on modules, so threads, exceptions and gradient checkpointing cannot mix passes.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -31,13 +33,10 @@ class LayerWithDeputies:
     `layer_idx` is its index among all L, the encoder's first; `has_main_expert` is `False` in FlatMoE.
     """
 
-    def expert_parts(self) -> tuple[tuple[nn.Linear, ...], nn.Linear, nn.Module, float]:
-        """The main expert's first matrices (W1, or of SwiGLU W1 and V), its last matrix W2, its activation and its dropout."""
-        raise NotImplementedError
-
-    def main_expert(self, A: torch.Tensor) -> torch.Tensor:
-        """The main expert's output X, both `(B, T, d)`."""
-        raise NotImplementedError
+    expert_parts: (
+        Callable  # the main expert's first matrices (W1, or of SwiGLU W1 and V), its last W2, activation, dropout
+    )
+    main_expert: Callable  # its input A -> its output X, both `(B, T, d)`
 
     def add_deputies(self, config, layer_idx: int):
         """Adds the deputies to a backbone layer whose class has been changed to this one: built as the main expert, narrower."""

@@ -99,7 +99,10 @@ def make_routing_context(
         return RoutingContext(False, recording=recording)
     rows = None
     if not torch.compiler.is_compiling() and not (validated and ids.device.type != "cpu"):
-        found = [row for row, i in enumerate(check_range(config, ids.tolist())) if i >= 0]
+        listed, last = ids.tolist(), len(config.datasets) - 1
+        if wrong := [i for i in listed if not -1 <= i <= last]:
+            raise ValueError(f"dataset_ids contains {wrong[0]}. Use -1 for no dataset, or 0 to {last}.")
+        found = [row for row, i in enumerate(listed) if i >= 0]
         if not found and not training:
             return RoutingContext(False, recording=recording)
         rows = None if len(found) == batch else torch.tensor(found, dtype=torch.long, device=device)
@@ -137,13 +140,6 @@ def dataset_names_to_ids(datasets: list[str], dataset, batch: int) -> list[int]:
         if name is not None and name not in datasets:
             raise ValueError(f"dataset={name!r} is not one of {', '.join(map(repr, datasets))}.")
     return [-1 if name is None else datasets.index(name) for name in names]
-
-
-def check_range(config, ids: list[int]) -> list[int]:
-    """The ids; raises a `ValueError` for one that is out of range."""
-    if wrong := [i for i in ids if not -1 <= i < len(config.datasets)]:
-        raise ValueError(f"dataset_ids contains {wrong[0]}. Use -1 for no dataset, or 0 to {len(config.datasets) - 1}.")
-    return ids
 
 
 def given_tokens(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:

@@ -34,7 +34,6 @@ DECODERS = {
 DATASETS = ["news", "letters", "papers"]
 V = 64
 each_backbone = pytest.mark.parametrize("backbone", BACKBONES)
-each_decoder = pytest.mark.parametrize("backbone", DECODERS)
 each_kind = pytest.mark.parametrize("backbone", [*BACKBONES, *DECODERS])
 
 # Weights large enough that deputies, datasets and texts differ visibly.
@@ -69,14 +68,12 @@ def tiny_backbone(backbone="bart", seed=0, **changes):
     return randomise(model, r"(bias|norm.*weight)$")
 
 
-def tiny_moesumm(backbone="bart", seed=0, changes=None, silent=False, **options):
-    """A new MoeSumm in eval mode over `tiny_backbone(backbone, seed)`; with `silent`, its deputies contribute nothing."""
+def tiny_moesumm(backbone="bart", seed=0, changes=None, **options):
+    """A new MoeSumm in eval mode over `tiny_backbone(backbone, seed)`."""
     torch.manual_seed(seed + 100)
     options = {"datasets": list(DATASETS), "num_deputies": 3, "deputy_init_std": 0.3, **options}
     if options.get("main_expert", True):
         options = {"deputy_intermediate_size": 20, **options}
-    if silent:
-        options["deputy_init_std"] = 0.0
     config = MoeSummConfig(text_config=backbone_config(backbone, **(changes or {})), **options)
     model = class_for(backbone)(config).eval()
     pretrained = tiny_backbone(backbone, seed, **(changes or {}))

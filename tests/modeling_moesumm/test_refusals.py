@@ -180,7 +180,7 @@ def test_backbones_of_another_kind_or_size_are_refused(tmp_path):
         tiny_backbone(kind).save_pretrained(tmp_path / kind)
     seq2seq, causal = MoeSummForConditionalGeneration, MoeSummForCausalLM
     for cls, folder, fragment in (
-        (seq2seq, "t5", "T5Model"),
+        (seq2seq, "t5", "T5ForConditionalGeneration"),
         (seq2seq, "llama", "model_type='llama'.*MoeSummForCausalLM"),
         (causal, "bart", "model_type='bart'.*MoeSummForConditionalGeneration"),
     ):

@@ -1,6 +1,5 @@
 """The summarizer: texts of any length, alone and in a batch, by models with an encoder and by decoders."""
 
-import re
 import time
 
 import pytest
@@ -143,8 +142,8 @@ def test_windows_are_read_whole_in_order_and_with_their_dataset(tokenizer):
     windows = sorted((window for window in names if window in text), key=text.index)
     assert " ".join(windows) == text and len(windows) > 2 and all(window.endswith(".") for window in windows)
     assert {names[window] for window in windows} == {"letters"} and names["Left on water."] is None
-    places = [text.find(part.strip(" …")) for part in re.split(r"(?<=[.…]) ", summary)]
-    assert places == sorted(places) and places[0] == 0
+    parts = [part for window in windows if (part := " ".join(window.split()[:2])) in summary]
+    assert len(parts) == len(windows) and parts == sorted(parts, key=summary.index)
     sizes = [len(ids) for ids, *_ in copying.rows() if len(ids) > 10]
     assert sizes == sorted(sizes, reverse=True)
 
@@ -153,8 +152,8 @@ def test_what_is_together_too_long_is_summarised_once_more(tokenizer, caplog):
     copying, text = Copying(), story(150, 6)
     summary = Summarizer(copying, tokenizer, max_length=20, min_length=10, batch_size=64)([text])[0]
     (first, (last,)) = [call.input_ids for call in copying.calls]
-    assert tokens(tokenizer, summary) <= 20 and summary.endswith(".")
-    assert [row[2:] for row in copying.rows()] == [(2, 38 // len(first))] * len(first) + [(10, 20)]
+    assert tokens(tokenizer, summary) <= 20
+    assert [row[2:] for row in copying.rows()] == [(2, max(38 // len(first), 8))] * len(first) + [(10, 20)]
     assert len(first) > 3 and len(last) <= POSITIONS and not caplog.text
 
 
