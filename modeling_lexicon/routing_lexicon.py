@@ -154,11 +154,19 @@ def resolve_prompt_mask(
 
 
 def make_routing(
-    config: LexiconConfig, shape, device, attention_mask, domain_ids, prompt_mask, cache, train_domain_gate
+    config: LexiconConfig,
+    shape,
+    device,
+    attention_mask,
+    domain_ids,
+    prompt_mask,
+    cache,
+    train_domain_gate,
+    position_ids,
 ) -> Routing:
     """The routing state for a forward pass over tokens of this shape (B, T); arguments as in `LexiconModel.forward`.
 
-    Raises a `ValueError` if an input that the decision needs is missing, or for ids out of range.
+    Raises a `ValueError` if an input that the decision needs is missing, for ids out of range, and for packed rows.
     """
     policy, fixed_domain, prompt = config.routing_policy, None, None
     if policy == "token":
@@ -189,8 +197,19 @@ def make_routing(
                 "cache contains tokens but no routing decisions of this model. Pass the cache of its own whole prompt, or, with "
                 "a learned prefix, prompt_mask (batch, length)."
             )
+        if attention_mask is None and is_packed(position_ids):
+            raise ValueError(
+                f"routing_policy={policy!r} routes rows, and position_ids have several sequences in a row."
+            )
         prompt = resolve_prompt_mask(shape, attention_mask, prompt_mask, device)
     return Routing(policy, prompt, fixed_domain, cached, train_domain_gate)
+
+
+def is_packed(position_ids: torch.Tensor | None) -> bool:
+    """Whether positions (B, T) start again within a row."""
+    return (
+        position_ids is not None and not torch.compiler.is_compiling() and bool((position_ids.diff(dim=-1) < 0).any())
+    )
 
 
 def check_domains(domain_ids: torch.Tensor, batch: int, num_experts: int) -> RoutingDecision:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
 
 from modeling_lexicon.cache_lexicon import CACHE
 from modeling_lexicon.routing_lexicon import CACHE_ATTR
@@ -242,3 +242,37 @@ def test_domain_ids_are_kept_and_the_last_ones_given_hold(texts):
         assert model(texts[1], cache=cache).expert_index[0].tolist() == [2]
         assert model(texts[1], cache=cache, domain_ids=torch.tensor([3])).expert_index[0].tolist() == [3]
         assert model(texts[1], cache=cache).expert_index[0].tolist() == [3]
+
+
+@each_policy
+@each_way
+def test_embeddings_of_a_prompt_are_generated_from_as_its_tokens_are(policy, way, texts):
+    model, inputs = tiny_lexicon(policy=policy), left_padded(texts)
+    options = {**WAYS[way], "repetition_penalty": 1.0, "max_new_tokens": NEW}  # which reads the prompt's tokens
+    found = []
+    for given in (inputs, {**inputs, "inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}):
+        given = {name: x for name, x in given.items() if name != "input_ids" or "inputs_embeds" not in given}
+        torch.manual_seed(0)
+        found.append(model.generate(**given, **options)[:, -NEW:])
+    assert torch.equal(*found)
+
+
+@each_policy
+def test_continuous_batching_and_packed_rows_give_the_same_or_name_the_policy(policy, texts):
+    model = tiny_lexicon(policy=policy)
+    packed, positions = torch.cat(texts, 1), torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
+    if policy != "token":
+        for call in (
+            lambda: model.generate_batch([texts[0][0].tolist()]),
+            lambda: model(packed, position_ids=positions),
+        ):
+            with pytest.raises(ValueError, match=f"routing_policy='{policy}'"):
+                call()
+        return
+    expected = torch.cat([model(text).logits for text in texts], 1)
+    assert_close(model(packed, position_ids=positions, use_cache=False).logits, expected, rtol=0, atol=1e-5)
+    options = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    found = model.generate_batch([text[0].tolist() for text in texts], options)
+    for text, one in zip(texts, sorted(found.values(), key=lambda one: one.request_id), strict=True):
+        expected = model.generate(text, max_new_tokens=NEW, do_sample=False, eos_token_id=None)
+        assert one.generated_tokens == expected[0, text.shape[1] :].tolist()

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
 from modeling_lexicon import format_prompt
-from modeling_lexicon.generation_lexicon import DefinitionGenerator, distinct_definitions
+from modeling_lexicon.generation_lexicon import DefinitionGenerator, StopInCircles, distinct_definitions
 
 from .conftest import tiny_dense, tiny_lexicon
 
@@ -116,6 +118,35 @@ def test_texts_are_those_of_generate_and_scores_those_of_their_tokens_by_the_mod
         assert score == pytest.approx(expected, abs=2e-6)
         assert text == tokenizer.decode(own, skip_special_tokens=True).strip()
     assert n == 1 or len(lengths) > 1
+
+
+@given(st.lists(st.sampled_from(["a", "tooth", "called", "of,"]), min_size=1, max_size=40))
+@settings(max_examples=100, deadline=None)
+def test_no_definition_repeats_four_words(dense, tokenizer, words):
+    generator, text = DefinitionGenerator(dense, tokenizer), " ".join(words)
+    kept = generator.decode(generator.cut_repeats(tokenizer(text, add_special_tokens=False)["input_ids"])).split()
+    runs = [tuple(kept[i : i + 4]) for i in range(len(kept) - 3)]
+    assert len(set(runs)) == len(runs) and kept == words[: len(kept)]
+    assert kept == words or tuple(words[len(kept) : len(kept) + 4]) in {
+        tuple(words[i : i + 4]) for i in range(len(kept))
+    }
+
+
+@pytest.mark.parametrize("period", [1, 5, 12])
+def test_a_row_ends_once_it_is_a_circle(period):
+    stop, prompt = StopInCircles(3), [7, 8, 9]
+    ended = [bool(stop(torch.tensor([prompt + [i % period for i in range(t)]]), None)) for t in range(30)]
+    assert ended == [t >= period + 12 for t in range(30)]
+    assert not stop(torch.tensor([prompt + list(range(30))]), None)
+
+
+def test_a_term_does_not_define_itself_and_a_temperature_asks_for_samples(dense, tokenizer, monkeypatch):
+    generator = DefinitionGenerator(dense, tokenizer, best_of=2, temperature=0.7)
+    assert generator.options["do_sample"] and DefinitionGenerator(dense, tokenizer, top_p=0.5).options["do_sample"]
+    monkeypatch.setattr(generator, "generate_batch", lambda *_: [[("Bank.", 0.9), ("a side", 0.3)]])
+    assert generator(ROWS[:1]) == [{"term": "bank", "definition": "a side", "score": 0.3}]
+    monkeypatch.setattr(generator, "generate_batch", lambda *_: [[("Bank.", 0.9)]])
+    assert generator(ROWS[:1])[0]["definition"] == ""
 
 
 def test_definitions_differ_and_an_empty_one_is_the_last_resort(define):
