@@ -143,7 +143,7 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, GenerationMixin):
         self.post_init()
 
     @classmethod
-    def pipelines(cls) -> dict[str, type | str]:
+    def pipelines(cls) -> dict[str, type]:
         """The pipeline of each task, for `LexpertsModelMixin`."""
         from .pipeline_keyphrase_generation import KeyphraseGenerationPipeline
 

@@ -44,7 +44,7 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
     default_labels = ("O", "B-KEY", "I-KEY")
 
     @classmethod
-    def pipelines(cls) -> dict[str, type | str]:
+    def pipelines(cls) -> dict[str, type]:
         """See `SelfContainedCheckpointMixin`."""
         return {"keyphrase-extraction": KeyphraseExtractionPipeline}
 
@@ -208,7 +208,7 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
     lora_task = "QUESTION_ANS"
 
     @classmethod
-    def pipelines(cls) -> dict[str, type | str]:
+    def pipelines(cls) -> dict[str, type]:
         """See `SelfContainedCheckpointMixin`."""
         from .pipeline_extractive_qa import ExtractiveQAPipeline
 

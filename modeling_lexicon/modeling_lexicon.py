@@ -225,7 +225,7 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     @classmethod
-    def pipelines(cls) -> dict[str, type | str]:
+    def pipelines(cls) -> dict[str, type]:
         """See `LexpertsModelMixin`."""
         from .pipeline_definition_modeling import DefinitionModelingPipeline
 

@@ -34,7 +34,7 @@ class LanguageModelMixin:
     output_class: type[ModelOutput]
 
     @classmethod
-    def pipelines(cls) -> dict[str, type | str]:
+    def pipelines(cls) -> dict[str, type]:
         """The pipeline that is saved with the model."""
         from .pipeline_moe_summarization import MoeSummarizationPipeline
 

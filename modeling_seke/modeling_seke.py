@@ -287,7 +287,7 @@ class SekeForTokenClassification(SekeModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     @classmethod
-    def pipelines(cls) -> dict[str, type | str]:
+    def pipelines(cls) -> dict[str, type]:
         """See `LexpertsModelMixin`."""
         return {"keyphrase-extraction": KeyphraseExtractionPipeline}
 
