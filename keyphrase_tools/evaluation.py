@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lexperts_lite.call_options import UNSET
-from lexperts_lite.clean_text import clean
+from lexperts_lite.clean import clean
 from lexperts_lite.decoding import read_labels, tag_spans, word_tags
 from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.reader import warn_if_all_outside

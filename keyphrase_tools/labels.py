@@ -3,20 +3,19 @@
 There are two sets of rules. "lexperts": a keyphrase occurs wherever its words, in the normal form and Porter-stemmed, are adjacent
 and in one unit of layout (see `words.normal_form` and `layout`). The longest match is labelled first, then the leftmost; a match that
 overlaps a labelled word is skipped, so the order of the keyphrases does not matter. What decoding never returns is not labelled: a
-phrase with punctuation, and a match that begins or ends inside a term (see `terms`). "seke": the reference's preprocessing with its
+phrase with punctuation, and a match that begins or ends inside a term (see `layout`). "seke": the reference's preprocessing with its
 quirks (a match on the last word is missed, later matches overwrite earlier ones, an empty keyphrase counts as present).
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from lexperts_lite.clean_text import clean
-from lexperts_lite.decoding import B, I, O, is_phrase, tag_spans
-from lexperts_lite.layout import in_one_unit, unit_numbers
-from lexperts_lite.terms import continued_words, is_whole
+from lexperts_lite.clean import clean
+from lexperts_lite.decoding import B, I, O, tag_spans
+from lexperts_lite.layout import continued_words, in_one_unit, is_whole, unit_numbers
 from lexperts_lite.titles import MAX_TITLE_LENGTH
 from lexperts_lite.windows import Window, encode_windows
-from lexperts_lite.words import join_title, split_phrase, split_words, stem
+from lexperts_lite.words import is_phrase, join_title, split_phrase, split_words, stem
 
 from .phrase_lists import read_phrases
 
@@ -124,7 +123,7 @@ def tokenize_documents(
 
     Args:
         batch: columns of texts, of keyphrases (in the forms of `phrase_lists.read_phrases`) and optionally of titles. A text may
-            be a list of words. Texts and titles are cleaned as in the pipeline, see `clean_text`.
+            be a list of words. Texts and titles are cleaned as in the pipeline, see `lexperts_lite.clean`.
         tokenizer: a fast tokenizer.
         text_column, title_column, keyphrases_column: column names; `title_column=None` ignores titles.
         max_length: sub-tokens per row, including special tokens; by default the tokenizer's `model_max_length`.

@@ -16,10 +16,9 @@ import torch
 from lexperts_lite.batches import Block
 from lexperts_lite.call_options import check_batch_size
 from lexperts_lite.decoding import O, read_labels
-from lexperts_lite.ranking import read_rankers
+from lexperts_lite.ranking import read_rankers, read_word_classes
 from lexperts_lite.reader import KeyphraseReader
 from lexperts_lite.windows import Window
-from lexperts_lite.word_classes import read_word_classes
 
 from .pipeline_base import TextPipeline
 from .token_classifiers import known_limit, last_states, unwrap_model, without_hooks
@@ -34,7 +33,7 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
     `config.title_in_main` from the joined text. In all cases `start` and `end` are offsets in the user's own string, the one
     named by `field`.
 
-    Texts are cleaned first (see `clean_text`): words hyphenated at a line end are joined, soft hyphens are removed, and HTML
+    Texts are cleaned first (see `lexperts_lite.clean`): words hyphenated at a line end are joined, soft hyphens are removed, and HTML
     entities are decoded. Offsets are those of the original text. Documents beyond the model's limit are read in overlapping windows;
     a word's label is that of the window in which it is furthest from an edge.
 

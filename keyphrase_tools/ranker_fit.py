@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a `ranking.PhraseRanker`, fitted on documents that the model was not trained on, in two steps.
+"""The weights of a `ranking.PhraseRanker` and of the classifier of words that it may need, fitted on documents that the model was not
+trained on. The ranker is fitted in two steps.
 
 First an order within each document. With the standardised features x_c of C phrases, the weights w are those with the least
 
@@ -17,13 +18,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lexperts_lite.phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
+from lexperts_lite.features import CLASSES, FEATURES, NOUN_FEATURES, PhraseTable, Words, find_phrases
 from lexperts_lite.words import check_language, stem
 
 DECAY = 0.4
-OF_DOCUMENT = [
-    NAMES.index(name) for name in ("document", "density", "begins")
-]  # the same for all phrases of a document
+OF_DOCUMENT = ("document", "density", "begins")  # features that are the same for all phrases of a document
+DIGITS = 5  # of a weight of the classifier
+LEAST_SPREAD = 0.01  # of a dimension, relative to the median: one that hardly varies would get a weight that swamps the others
 
 
 def fit_ranker(
@@ -42,18 +43,16 @@ def fit_ranker(
         groups: for each document, the group (such as the data set) that it belongs to.
         shares: for each group, the weight of all its documents together; the same for each by default.
         language: of the stems by which phrases are compared, as in `labels.present_keyphrases`; save it as `config.keyphrase_language`.
-        classes: for each document those of its words, as in `find_phrases`, for a ranker that needs them.
+        classes: for each document those of its words, as in `find_phrases`, for a ranker that knows noun phrases.
 
     Raises:
-        ImportError: if scikit-learn is not installed.
         ValueError: if the candidates are all right or all wrong.
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.preprocessing import StandardScaler
-    except ImportError as error:
-        raise ImportError("fit_ranker needs scikit-learn. Install it with: pip install 'lexperts[train]'") from error
-    tables = find_phrases(documents, check_language(language), classes)
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    names = [name for name in FEATURES if classes is not None or name not in NOUN_FEATURES]
+    tables = find_phrases(documents, check_language(language), classes, names)
     keys_of = [{tuple(stem(word, language) for word in phrase.split()) for phrase in of} for of in gold]
     right_of = [
         right_phrases(words, table, keys, language)
@@ -79,19 +78,17 @@ def fit_ranker(
     per_phrase = np.array([len(x) * shares[group] / max(num_phrases[group], 1) for group in groups]) / sum(
         shares.values()
     )
-    weight = np.repeat(per_phrase, sizes)
-    evidence = np.column_stack([x @ w, x[:, OF_DOCUMENT]])
+    weight, of_document = np.repeat(per_phrase, sizes), [names.index(name) for name in OF_DOCUMENT]
+    evidence = np.column_stack([x @ w, x[:, of_document]])
     regression = LogisticRegression(C=10, max_iter=1000).fit(evidence, right, sample_weight=weight)
     w = w * regression.coef_[0, 0]
-    w[OF_DOCUMENT] += regression.coef_[0, 1:]
+    w[of_document] += regression.coef_[0, 1:]
     weights = w / scaler.scale_
     bias = regression.intercept_[0] - (weights * scaler.mean_).sum()
     # with an intercept, the expected number of keyphrases is the number of right candidates
     num_gold = [len(keys) for keys in keys_of]
     values = {"bias": bias, "gold": max(float(per_phrase @ num_gold / (weight @ right)), 1.0)}
-    names = NAMES if classes is None else NAMES_WITH_SHAPE
-    values |= dict(zip(names, weights, strict=True))
-    return {name: round(float(value), 6) for name, value in values.items()}
+    return {name: round(float(value), 6) for name, value in (values | dict(zip(names, weights, strict=True))).items()}
 
 
 def right_phrases(words: Words, table: PhraseTable, keys: set[tuple[str, ...]], language: str | None) -> np.ndarray:
@@ -128,3 +125,28 @@ def order_phrases(x: np.ndarray, right: np.ndarray, sizes: np.ndarray, weight: n
         return float(loss), x.T @ (of_phrase * (exp / total - share_of_right)) + 2 * DECAY * w
 
     return minimize(loss_and_gradient, np.zeros(x.shape[1]), jac=True, method="L-BFGS-B").x
+
+
+def fit_word_classes(states: np.ndarray, classes: Sequence[int]) -> dict[str, list[float]]:
+    """The value of `config.keyphrase_word_classes`, by multinomial logistic regression on standardised states. A tagger, which gives the
+    classes, is not needed afterwards.
+
+    Args:
+        states (`(n, d)`): of n words, the backbone's last hidden states at their first sub-tokens.
+        classes (`(n,)`): indices of `features.CLASSES`.
+
+    Raises:
+        ValueError: if a class has no words.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    if missing := [name for i, name in enumerate(CLASSES) if i not in set(classes)]:
+        raise ValueError(f"No word is of the class {missing[0]!r}. Use more texts.")
+    states = np.asarray(states, dtype=np.float64)
+    mean, spread = states.mean(0), states.std(0)
+    spread = np.maximum(spread, LEAST_SPREAD * np.median(spread))
+    spread[spread == 0] = 1
+    regression = LogisticRegression(C=0.1, max_iter=500).fit((states - mean) / spread, classes)
+    weights = regression.coef_ / spread
+    rows = np.concatenate([(regression.intercept_ - weights @ mean)[:, None], weights], axis=1)
+    return {name: [float(f"{w:.{DIGITS}g}") for w in row] for name, row in zip(CLASSES, rows, strict=True)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from lexperts_lite.clean_text import clean
+from lexperts_lite.clean import clean
 from lexperts_lite.words import join_title
 from run_tools.errors import UserError, short_repr
 

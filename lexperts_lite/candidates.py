@@ -2,7 +2,7 @@
 """Candidates: phrases that the user gives and the model scores, also those that it would not extract.
 
 A candidate occurs wherever its words, stemmed, are adjacent (see `words.stem`) and in one unit of layout (see `layout`), but not
-inside a longer candidate. A single letter or number is not found inside a term (see `terms`): "R" does not occur in "R-CNN". A word of
+inside a longer candidate. A single letter or number is not found inside a term (see `layout`): "R" does not occur in "R-CNN". A word of
 up to four capitals occurs in capitals only: "IT" is not "it". The score of a mention is that of an extracted keyphrase: the mean
 probability of its words' labels, B for the first one and I for the others.
 """
@@ -10,9 +10,8 @@ probability of its words' labels, B for the first one and I for the others.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from .clean_text import clean_characters
-from .layout import unit_numbers
-from .terms import continued_words, is_whole
+from .clean import clean_characters
+from .layout import continued_words, is_whole, unit_numbers
 from .words import APOSTROPHES, split_words, stem
 
 Words = Sequence[tuple[str, int, int]]  # (word, start, end)

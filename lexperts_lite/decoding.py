@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels of words: B begins a phrase, I continues it, and an I without a phrase before it begins one. Phrases end where the text is
-divided (see `layout`). `ranking` makes keyphrases of them.
+divided, and contain all of a term or nothing of it (see `layout`). `ranking` makes keyphrases of them.
 """
 
-import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 
-from .words import APOSTROPHES, JOINERS, is_term
-
 O, B, I = range(3)
-SEKE_PUNCTUATION = frozenset("!#$%&'()*+,.:;<=>?@[\\]^_`{|}~")
-LONGEST = 100  # characters of a word
 
 
 def word_tags(probabilities: np.ndarray, threshold: float | None = None) -> np.ndarray:
@@ -57,39 +52,50 @@ def tag_spans(tags: Sequence[int], units: Sequence[int] | np.ndarray | None = No
     return spans
 
 
-def is_phrase(words: Sequence[str]) -> bool:
-    """Whether words can form a keyphrase: no punctuation or symbols except in terms such as "C++", apostrophes inside words and
-    points between digits, and no word of over LONGEST characters, such as an encoded picture."""
-    return bool(words) and not any(_is_mark(word) for word in words)
+def begin_units(probabilities: np.ndarray, units: np.ndarray) -> np.ndarray:
+    """Probabilities `(W, 3)` in which no label continues over a unit of layout: I of its first word counts as B."""
+    first = np.flatnonzero(units[1:] != units[:-1]) + 1
+    p = probabilities.copy() if first.size else probabilities
+    p[first, B] += p[first, I]
+    p[first, I] = 0
+    return p
 
 
-def _is_mark(word: str) -> bool:
-    inner = word.strip(APOSTROPHES + JOINERS)
-    if inner != word or not inner or len(word) > LONGEST:
-        return True
-    if word.isalnum() or is_term(word):
-        return False
-    for i, c in enumerate(word):
-        between_digits = word[max(i - 1, 0) : i].isdigit() and word[i + 1 : i + 2].isdigit()
-        allowed = c in APOSTROPHES + JOINERS or (c in ".," and between_digits)
-        if not allowed and (c in SEKE_PUNCTUATION or unicodedata.category(c)[0] in "PS"):
-            return True
-    return False
+def join_tags(tags: Sequence[int], continued: np.ndarray) -> Sequence[int]:
+    """Labels in which all words of a term are labelled if one of them is; `continued` `(W,)` as `layout.continued_words`.
+
+    >>> join_tags([0, 0, 2, 1], np.array([False, False, True, False])).tolist()
+    [0, 1, 2, 1]
+    """
+    if not continued.any():
+        return tags
+    tags = np.array(tags)
+    terms = np.cumsum(~continued) - 1  # (W,)
+    labelled = np.bincount(terms, tags != O)[terms] > 0
+    tags[continued] = np.where(labelled[continued], I, O)
+    tags[labelled & (tags == O)] = B
+    return tags
+
+
+def join_probabilities(p: np.ndarray, continued: np.ndarray) -> np.ndarray:
+    """Probabilities `(W, 3)` in which each word of a term has the mean p(O) of its words, and only the first word may begin a phrase."""
+    if not continued.any():
+        return p
+    terms = np.cumsum(~continued) - 1  # (W,)
+    size = np.bincount(terms)
+    outside, p = (np.bincount(terms, p[:, O]) / size)[terms], p.copy()
+    first = (size[terms] > 1) & ~continued
+    begins = (p[first, B] + 1e-9) / (p[first, B] + p[first, I] + 1e-9)  # B, of B and I
+    for words, share in ((first, begins), (continued, 0.0)):
+        p[words, O], p[words, B] = outside[words], share * (1 - outside[words])
+        p[words, I] = (1 - share) * (1 - outside[words])
+    return p
 
 
 def mention_scores(
     probabilities: np.ndarray, spans: Sequence[tuple[int, int]], temperature: float | None = None
 ) -> np.ndarray:
-    """The score of each span: the mean probability of its labels, B for the first word and I for the others.
-
-    Args:
-        probabilities (`(W, 3)`): of O, B and I for each word.
-        spans: `(start, end)` of M spans.
-        temperature: see `apply_temperature`.
-
-    Returns:
-        Scores `(M,)`.
-    """
+    """The score `(M,)` of each span `(start, end)`: the mean probability of its labels, B for the first word and I for the others."""
     begins = np.array([probabilities[start, B] for start, _ in spans])
     inside = np.array([probabilities[start + 1 : end, I].sum() for start, end in spans])
     scores = (begins + inside) / np.array([end - start for start, end in spans])
@@ -106,14 +112,11 @@ def read_labels(id2label: dict[int, str]) -> list[int]:
     """The tag of each label id, 0 (O), 1 (B) or 2 (I), from the labels' names; types such as -KEY are ignored."""
     tags = {"O": O, "OUTSIDE": O, "B": B, "I": I}
     names = [id2label[i] for i in sorted(id2label)]
-    try:
-        tag_of_label = [tags[name.upper().replace("_", "-").split("-")[0]] for name in names]
-    except KeyError:
-        tag_of_label = []
-    if set(tag_of_label) != {O, B, I}:
+    found = [tags.get(name.upper().replace("_", "-").split("-")[0]) for name in names]
+    if set(found) != {O, B, I}:
         raise ValueError(
             f"The model's labels are {', '.join(map(repr, names))}: keyphrase-extraction needs labels that begin a phrase (B "
             "or B-...), continue it (I or I-...), and O. If the model was trained with such labels, set their names: "
             "model.config.id2label = {0: 'O', 1: 'B-KEY', 2: 'I-KEY'}."
         )
-    return tag_of_label
+    return [tag for tag in found if tag is not None]

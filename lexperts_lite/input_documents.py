@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from .clean_text import CleanText, clean
+from .clean import CleanText, clean
 from .words import join_title, split_words
 
 KEYS = ("title", "text")  # of a document that is a mapping
@@ -72,8 +72,10 @@ def read_document(document, number: int, join: bool) -> InputDocument:
     if not join:
         source = CleanText(text)
         return InputDocument(clean(title), source, split_words(source.text), [("text", 0, 0)])
-    source = CleanText(joined := join_title(title, text))
-    begin, words = len(joined) - len(text.strip()), split_words(source.text)
+    joined = join_title(title, text)
+    begin = len(joined) - len(text.strip())
+    source = CleanText(joined, title=begin)
+    words = split_words(source.text)
     blanks = [len(part) - len(part.lstrip()) for part in (title, text)]  # leading blanks, which joining removes
     if begin == len(title.strip()) + 2:
         _cut_at(begin - 2, words, source)

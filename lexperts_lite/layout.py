@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a text is divided, so that no phrase continues, and which words no phrase may have.
+"""May a phrase cross here? Where a text is divided, which words no phrase has, and which are a term that no phrase has a part of.
 
-A text is divided by blank lines, headings, list markers, table cells, speaker labels, the lines of a form ("Name: ...") and of code
-between fences, and dashes or slashes between blanks. A line break within a paragraph does not divide it, since texts from PDFs and e-mails have lines of a fixed width. Words of URLs, e-mail
-addresses and HTML tags are not read by people, and are in no phrase, and so are those of a speaker's label that begins several lines and
-of an e-mail's header and signature. Decoding, candidates, the ranker and labels ask `unit_numbers`.
+A text is divided by blank lines, headings, list marks, cells, symbols, speakers' labels, the rows of a table, a list or a form, lines of
+code between fences, and dashes or slashes between blanks. A line break within a paragraph does not divide it, since texts from PDFs and
+e-mails have lines of a fixed width. URLs, e-mail addresses and HTML tags are in no phrase, nor are the labels of speakers and senders that
+begin several lines, and the header and signature of an e-mail.
+
+Hyphens and slashes separate words (see `words`), but two words with one hyphen and nothing else between them are one term if
+- the second begins with a digit, or the first is a number: "COVID-19", "GPT-3.5", "2,4-D", "3D-printed";
+- one of them is a single Latin or Greek letter, also with a number: "k-means", "5-HT", "TGF-\u03b21";
+- both are acronyms, up to four capitals or capitals inside the word: "RT-PCR", "MERS-CoV", "CRISPR-Cas9";
+- the second makes an adjective of the first: "progression-free".
+A slash joins capitals and digits if one side has at most two of them: "TCP/IP", "9/11". Other compounds are not terms, since their parts
+may be keyphrases ("semi-supervised learning", "CPU/GPU").
 """
 
 import re
@@ -15,37 +23,37 @@ from operator import itemgetter
 
 import numpy as np
 
-from .decoding import B, I
-from .words import JOINERS, Words
+from .words import FUNCTION_WORDS, JOINERS, Words
 
 NARROW = 40  # characters: whether a shorter line was cut short is unknown
 CUT_SHORT = 0.75  # of the usual length of a line, if the next word is added
+LONGEST = 60  # characters of two words; longer ones are no term, and would take quadratic time
 
-_LINE_BREAK = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _J = re.escape(JOINERS)
-_DASHES = re.compile(rf"[{_J}\t]+")
-_BLANKS = re.compile(r"[ \u00a0\u2000-\u200a]{3,}+(?=\S)")
-_NAME = r"[A-Z][\w.'\u2019-]*"
-_SPEAKER = rf"{_NAME}(?: (?:{_NAME}|[0-9]{{1,3}})){{0,3}}(?: \([^()\n]{{1,20}}\))?:(?=\s|$)"
-_SPEAKER_LINE = re.compile(rf"^[ \t]*+(?:\[?[0-9]{{1,2}}(?::[0-9]{{2}}){{1,2}}\]?\s++)?+({_SPEAKER})", re.MULTILINE)
+_BLANKS = " \u00a0\u2000-\u200a"
+# a dash or slash between blanks, or several; a separator, a page's end; a tab or three blanks between cells
+_CUTS = re.compile(rf"[{_J}](?:[{_J}]++|(?<!\S.)(?!\S))|[\x0b\x0c\x1f\u2029]", re.DOTALL)
+_CELLS = re.compile(rf"(?<=\S)(?=[{_BLANKS}]*\t|[{_BLANKS}]{{3}})[{_BLANKS}\t]++(?=\S)")
+
+# what begins a line
+_NAME = r"[A-Z][\w.'\u2019-]*+"
+_SPEAKER = rf"(?:\*\*)?{_NAME}(?: (?:{_NAME}|[0-9]{{1,3}})){{0,3}}(?: \([^()\n]{{1,20}}\))?:(?:\*\*)?(?=\s|$)"
+_TIME = r"\[?(?:[0-9]{1,4}[-./][0-9]{1,2}[-./][0-9]{1,4},?\s)?[0-9]{1,2}(?::[0-9]{2}){1,2}(?:\s?[AaPp]\.?[Mm]\.?)?\]?(?:\s[-\u2013])?\s"
+_MARKER = re.compile(
+    rf"\s*(?:[{_J}]++|[^\w\s]{{1,6}}(?=\s)"  # bullets, # headings
+    r"|(?:\(?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)]|[0-9]{1,2}(?:\.[0-9]{1,2})+\.?)\s+"  # 1. a) (iv) 2.1
+    r"|\[?[0-9]{4}-[0-9]{2}-[0-9]{2}|\[?[0-9]{1,2}:[0-9]{2}"  # times of logs and transcripts
+    rf"|{_SPEAKER})"
+)
+_FORM = re.compile(r"[A-Z][\w'-]*+(?: [\w'-]++){0,3}+:\s")  # "Clinical history: ..."
+_HEAD = re.compile(r"\S+(?: \S+){0,4}?(?: [-\u2013\u2014=:|] |: |\t|,(?=[^\s\d])|(?<!\d),(?=\S))")  # "respiration - ...", "Anna,34"
+_FENCES, _HASH = ("```", "~~~"), re.compile(r"\s*#{1,6}\s")
+
+# what is in no phrase
+_LABEL = re.compile(rf"^[ \t]*+(?:({_TIME})(\w[\w.'\u2019-]*+(?: [\w.'\u2019-]++){{0,3}}:)(?=\s|$)|({_SPEAKER}))", re.MULTILINE)
 _SIGNATURE = re.compile(r"^-- ?+\r?\n(?:[^\S\n]*+\S.*+\n?){1,8}", re.MULTILINE)  # of an e-mail, to the next blank line
 _FIELD = r"^([A-Z][A-Za-z-]*+):[^\n]*+(?:\n[ \t]++\S[^\n]*+)*+(?:\n|\Z)"  # of an e-mail's header, with lines that continue it
 _FIELDS, _HEADER = re.compile(_FIELD, re.MULTILINE), re.compile(f"(?:{_FIELD}){{2,}}+", re.MULTILINE)
-_MARKER = re.compile(
-    r"\s*(?:"
-    rf"(?:[{_J}*+\u2022\u25e6\u25aa\u25cf\u25cb\u25a0\u25a1\u25ba\u2023\u2713\u2714\u00b7\u2043\u2014\u2015]+|#{{1,6}})\s+"  # bullets, # headings
-    r"|(?:\(?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)]|[0-9]{1,2}(?:\.[0-9]{1,2})+\.?)\s+"  # 1. a) (iv) 2.1
-    r"|\[?[0-9]{4}-[0-9]{2}-[0-9]{2}|\[?[0-9]{1,2}:[0-9]{2}"  # times of logs and transcripts
-    rf"|{_SPEAKER}"
-    r")"
-)
-_MARKER_BEGINS = frozenset(
-    f"{JOINERS}*+\u2022\u25e6\u25aa\u25cf\u25cb\u25a0\u25a1\u25ba\u2023\u2713\u2714\u00b7\u2043\u2014\u2015#([0123456789"
-)
-_LABEL = re.compile(r"[A-Z][\w'-]*+(?: [\w'-]++){0,3}+:\s")  # of a form: "Clinical history: ..."
-_FENCE = re.compile(r"```|~~~")
-_HASH = re.compile(r"\s*#{1,6}\s")
-_ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
 _TLD = r"(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)"
 _REST = r"[^\s<>\"\u3000-\u9fff\uff00-\uffef]"  # of an address
 _SIGN = re.compile(rf"@|://|www\.|\.{_TLD}(?![\w-])|10\.[0-9]{{4,9}}/", re.IGNORECASE)
@@ -59,12 +67,23 @@ _ADDRESS = re.compile(
     rf"|(?:\bdoi:\s?)?(?<![\w./])10\.[0-9]{{4,9}}/{_REST}++",
     re.IGNORECASE,
 )
+_ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
+_FLAG = r"\s++(?:hidden|disabled|checked|async|defer|controls|selected|required|readonly)(?=[\s/>])"
 _TAG = re.compile(
-    rf"</?[A-Za-z][\w:.-]*+(?:{_ATTRIBUTE}|\s++(?:hidden|disabled|checked|async|defer|controls|selected|required|readonly)(?=[\s/>]))*+\s*+/?>"
-    r"|<[!?][A-Za-z][^<>]*+>"
+    rf"<!--|-->|<[!?][A-Za-z][^<>]*+>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)(?:{_ATTRIBUTE}|{_FLAG})*+\s*+/?>", re.IGNORECASE
 )
-_ELEMENT = re.compile(r"<(?:(!--)|(script|style)\b[^<>]*+>)", re.IGNORECASE)  # hidden with what it contains
-_TAG_OR_ELEMENT = re.compile(f"(?P<element>(?i:{_ELEMENT.pattern}))|{_TAG.pattern}")
+
+# the terms
+_HYPHEN = re.compile(r"(?<=[\w+])[-\u2010-\u2013/](?=\w)")
+_LETTER = "[A-Za-z\u0370-\u03ff][0-9]{0,2}"
+_SHORT, _LONG = "[A-Z]{2,4}", "[A-Z]{5,}"  # acronyms; a line in capitals has longer words too
+_MIXED = "(?:[A-Za-z]*[a-z][A-Z][A-Za-z]*|[A-Z]{2,}[a-z]+|[A-Z][A-Za-z]*[0-9]+)"  # MiniLM, GANs, Cas9
+_BY_HYPHEN = re.compile(
+    rf".+ [0-9].*|(?:[0-9][0-9.,]*|[1-9]D) .+|{_LETTER} .+|.+ {_LETTER}"
+    rf"|(?:{_SHORT}|{_MIXED}) (?:{_SHORT}|{_MIXED})|{_LONG} {_MIXED}|{_MIXED} {_LONG}"
+    r"|.+ (?:free|like|related|specific|dependent|induced|mediated|driven|aware|oriented)"
+)
+_BY_SLASH = re.compile(r"[A-Z0-9.]{1,2} [A-Z0-9.]+|[A-Z0-9.]+ (?:[A-Z0-9.]{1,2}|[0-9][0-9.]*)")
 
 
 def unit_numbers(words: Sequence) -> np.ndarray:
@@ -77,23 +96,16 @@ def unit_numbers(words: Sequence) -> np.ndarray:
     """
     if not isinstance(words, Words):
         return np.zeros(len(words), dtype=np.int64)
-    if words.units is not None:
-        return words.units
-    text, size = words.text, len(words)
-    cuts, hidden = [*divisions(text)], [*hidden_spans(text), *label_spans(text)]
-    units = np.zeros(size, dtype=np.int64)
-    if size and (cuts or hidden):
-        starts, begins = [start for _, start, _ in words], [0] * (size + 1)
-        for cut in cuts:
-            begins[bisect_left(starts, cut)] = 1
+    if words.units is None:
+        starts, begins = [start for _, start, _ in words], np.zeros(len(words) + 1, dtype=np.int64)
+        begins[[bisect_left(starts, cut) for cut in divisions(words.text)]] = 1
+        hidden = [*hidden_spans(words.text), *label_spans(words.text)]
         inside = [(bisect_right(words, start, key=itemgetter(2)), bisect_left(starts, end)) for start, end in hidden]
+        begins[[place for span in inside for place in span]] = 1
+        words.units = begins[:-1].cumsum()
         for first, last in inside:
-            begins[first] = begins[last] = 1
-        units = np.array(begins[:-1], dtype=np.int64).cumsum()
-        for first, last in inside:
-            units[first:last] = -1
-    words.units = units
-    return units
+            words.units[first:last] = -1
+    return words.units
 
 
 def in_one_unit(units: np.ndarray, start: int, end: int) -> bool:
@@ -101,130 +113,126 @@ def in_one_unit(units: np.ndarray, start: int, end: int) -> bool:
     return units[start] >= 0 and bool((units[start:end] == units[start]).all())
 
 
-def begin_units(probabilities: np.ndarray, units: np.ndarray) -> np.ndarray:
-    """Probabilities `(W, 3)` in which no label continues over a unit of layout: I of its first word counts as B.
+def continued_words(words: Sequence) -> np.ndarray:
+    """Whether each word continues the term of the word before it, `(W,)`; words without their text continue none.
 
-    Args:
-        probabilities (`(W, 3)`): of O, B and I for each word.
-        units (`(W,)`): see `unit_numbers`.
+    >>> from lexperts_lite.words import split_words
+    >>> continued_words(split_words("a SARS-CoV-2 test")).tolist()
+    [False, False, True, True, False]
     """
-    first = np.flatnonzero(units[1:] != units[:-1]) + 1
-    if not first.size:
-        return probabilities
-    p = probabilities.copy()
-    p[first, B] += p[first, I]
-    p[first, I] = 0
-    return p
+    if not isinstance(words, Words):
+        return np.zeros(len(words), dtype=bool)
+    if words.continued is None:
+        words.continued, units = np.zeros(len(words), dtype=bool), unit_numbers(words)
+        signs = [*_HYPHEN.finditer(words.text)]
+        number = {start: i for i, (_, start, _) in enumerate(words)} if signs else {}
+        for sign in signs:
+            after = number.get(sign.end(), 0)
+            if after and words[after - 1][2] == sign.start() and units[after] == units[after - 1] >= 0:
+                pair, rule = f"{words[after - 1][0]} {words[after][0]}", _BY_SLASH if sign[0] == "/" else _BY_HYPHEN
+                words.continued[after] = len(pair) <= LONGEST and rule.fullmatch(pair) is not None
+    return words.continued
+
+
+def is_whole(continued: np.ndarray, start: int, end: int) -> bool:
+    """Whether words from `start` to `end - 1` contain no part of a term without the rest of it."""
+    return not continued[start] and not (end < len(continued) and continued[end])
 
 
 def divisions(text: str) -> Iterator[int]:
     """The places in a text between whose sides no phrase continues."""
-    for match in _DASHES.finditer(text):
-        start, end = match.span()
-        before, after = text[start - 1 : start] or "\n", text[end : end + 1] or "\n"
-        if "\t" in match[0]:
-            if before != "\n" and after != "\n":
-                yield end
-        elif end - start > 1 or (before.isspace() and after.isspace()):
-            yield end
-    if "   " in text or not text.isascii():
-        for match in _BLANKS.finditer(text):
-            if not (text[match.start() - 1 : match.start()] or " ").isspace():  # not an indented line
-                yield match.end()
-    if _LINE_BREAK.search(text.strip()):
-        yield from line_divisions(text)
-    elif marker := _match_marker(text):
-        yield marker.end()
-
-
-def line_divisions(text: str) -> Iterator[int]:
-    """The beginnings of lines that do not continue the line before them, and the ends of list markers."""
+    yield from (match.end() for match in _CUTS.finditer(text))
+    if "\t" in text or "   " in text or not text.isascii():
+        yield from (match.end() for match in _CELLS.finditer(text))
     lines, start = [], 0
     for raw in text.splitlines(keepends=True):
-        lines.append((start, raw, raw.strip()))
+        lines.append((start, raw))
         start += len(raw)
-    lengths = sorted(len(content) for _, _, content in lines if content)
-    usual = lengths[len(lengths) // 2] if lengths else 0
-    before, was_capitals, in_code = None, False, False
-    for start, raw, content in lines:
-        if not content:
-            before = None
-            continue
-        fence = _FENCE.match(content)
-        in_code ^= fence is not None
-        marker, capitals = _match_marker(raw), _is_capitals(content)
-        begins = before is None or marker or in_code or fence or capitals != was_capitals or _LABEL.match(content)
-        if begins or not _continues(before, content, usual):
+    lengths = sorted(len(raw.strip()) for _, raw in lines if not raw.isspace())
+    usual, block, in_code = lengths[len(lengths) // 2] if lengths else 0, [], False
+    for start, raw in [*lines, (len(text), "")]:
+        fence = raw.strip().startswith(_FENCES)
+        in_code ^= fence
+        if in_code or fence or not raw.strip():
+            yield from block_divisions(block, usual)
+            yield start
+            block = []
+        else:
+            block.append((start, raw))
+
+
+def block_divisions(lines: list[tuple[int, str]], usual: int) -> Iterator[int]:
+    """The beginnings of lines that do not continue the one before, in a block of lines with their places, and the ends of list marks.
+
+    Args:
+        lines: without blank lines between them.
+        usual: the length of a line of the text.
+    """
+    markers = [_MARKER.match(raw) for _, raw in lines]
+    rows = are_rows([raw.strip() for (_, raw), marker in zip(lines, markers, strict=True) if not marker], usual)
+    before, was_capitals = "", False
+    for (start, raw), marker in zip(lines, markers, strict=True):
+        content = raw.strip()
+        capitals = content.isupper() and sum(map(str.isalpha, content)) >= 4
+        with_next = len(before) + 1 + len(content.split(maxsplit=1)[0])
+        cut_short = usual >= NARROW and with_next <= CUT_SHORT * usual
+        if not before or marker or rows or cut_short or capitals != was_capitals or _FORM.match(content):
             yield start
         if marker:
             yield start + marker.end()
-        before, was_capitals = content, capitals
-        if raw[-1] == "\u2029" or fence or (marker and _HASH.match(raw)):
-            before = None
+        before, was_capitals = "" if marker and _HASH.match(raw) else content, capitals
 
 
-def _match_marker(line: str) -> re.Match | None:
-    """The list marker, time or speaker at the beginning of a line."""
-    content = line.lstrip()
-    if content[:1] in _MARKER_BEGINS or ":" in content[:90] or content[1:6].find(")") >= 0 or "." in content[1:6]:
-        return _MARKER.match(line)
-    return None
+def are_rows(lines: list[str], usual: int) -> bool:
+    """Whether lines are the rows of a table or a list, not of prose that is wrapped.
 
-
-def _continues(before: str, line: str, usual: int) -> bool:
-    """Whether a line was not cut short before its margin: the first word of the next line would not have fitted."""
-    length = len(before) + 1
-    return usual < NARROW or length > CUT_SHORT * usual or length + len(line.split(maxsplit=1)[0]) > CUT_SHORT * usual
-
-
-def _is_capitals(line: str) -> bool:
-    """Whether a line has four letters or more, all capitals."""
-    return line.isupper() and sum(map(str.isalpha, line)) >= 4
+    They are if all begin with a few words and the same kind of sign, or have as many commas, two or more; or if there are three lines or
+    more, and hardly any begins or ends as inside a sentence: with a function word or, if lines are long, a small letter.
+    """
+    if len(lines) < 2:
+        return False
+    commas = {line.count(",") for line in lines}
+    if all(map(_HEAD.match, lines)) or (len(commas) == 1 and min(commas) > 1):
+        return True
+    edges = [(line.split(maxsplit=1)[0], line.rsplit(maxsplit=1)[-1].lower()) for line in lines]
+    inside = sum(first in FUNCTION_WORDS or last in FUNCTION_WORDS for first, last in edges)
+    capitals = all(first[0].isupper() or first[0].isdigit() for first, _ in edges)
+    return len(lines) > 2 and 4 * inside < len(lines) and (usual < NARROW or capitals)
 
 
 def hidden_spans(text: str) -> list[tuple[int, int]]:
-    """The spans of URLs, e-mail addresses and HTML tags, in order; none overlap."""
-    spans = [*tag_spans(text)] if "<" in text and ">" in text else []
-    tags, position = [start for start, _ in spans], 0
-    for sign in _SIGN.finditer(text):
-        if sign.start() < position:
-            continue
-        match = _ADDRESS.search(text, max(position, sign.start() - 100))
-        if match is None:
-            break
-        position = match.end()
-        before = bisect_right(tags, match.start()) - 1
-        if before < 0 or spans[before][1] <= match.start():
-            spans.append(match.span())
-    return sorted(spans)
+    """The spans of HTML tags, comments, scripts and styles with their contents, URLs and e-mail addresses, in order."""
+    tags: list[tuple[int, int]] = []
+    opened = None  # a comment, a script or a style: its name, and the number of its first tag
+    for tag in _TAG.finditer(text) if "<" in text else ():
+        name = (tag["name"] or tag[0].strip("<!>")).lower()
+        begins = tag[0] == "<!--" if name == "--" else not tag["end"]
+        if begins and name in ("--", "script", "style"):
+            opened = opened or (name, len(tags))
+        tags.append(tag.span())
+        if opened and not begins and name == opened[0]:
+            tags[opened[1] :] = [(tags[opened[1]][0], tag.end())]
+            opened = None
+    addresses = [match.span() for match in _ADDRESS.finditer(text)] if _SIGN.search(text) else []
+    starts = [start for start, _ in tags]
+    outside = [span for span in addresses if not (i := bisect_right(starts, span[0])) or tags[i - 1][1] <= span[0]]
+    return sorted(tags + outside)
 
 
 def label_spans(text: str) -> Iterator[tuple[int, int]]:
-    """The spans of speakers' labels that begin two lines or more, and of the headers, but for their subjects, and signatures of e-mails."""
+    """The spans of the labels of speakers and senders that begin two lines or more, of the headers of e-mails but for their subjects, and
+    of signatures. Labels that differ by a number, or that have a time, count as one.
+    """
     if "From:" in text:
         for header in _HEADER.finditer(text):
             fields = [*_FIELDS.finditer(text, *header.span())]
             if any(field[1] == "From" for field in fields):
                 yield from (field.span() for field in fields if field[1] != "Subject")
-    lines = [*_SPEAKER_LINE.finditer(text)] if ":" in text else []
-    turns = Counter(line[1] for line in lines)
-    yield from (line.span(1) for line in lines if turns[line[1]] > 1)
+    labels = []
+    for line in _LABEL.finditer(text) if ":" in text else ():
+        kind = "time" if line[1] or line[3].count(":") > 1 else re.sub("[0-9]+", "0", line[3])
+        labels.append((kind, line.span(2 if line[1] else 3)))
+    turns = Counter(kind for kind, _ in labels)
+    yield from (span for kind, span in labels if turns[kind] > 1)
     if "--" in text:
         yield from (signature.span() for signature in _SIGNATURE.finditer(text))
-
-
-def tag_spans(text: str) -> Iterator[tuple[int, int]]:
-    """The spans of HTML tags, of comments, and of scripts and styles with their contents, in order."""
-    position, unclosed = 0, set()  # a missing end is looked for once: otherwise many beginnings take quadratic time
-    while match := _TAG_OR_ELEMENT.search(text, position):
-        start, position = match.span()
-        if match["element"]:
-            name = (_ELEMENT.match(text, start) or match)[2]
-            end = "--" if name is None else rf"</{name}\s*+"
-            close = None if end.lower() in unclosed else re.compile(f"{end}>", re.IGNORECASE).search(text, position)
-            if close is None:
-                unclosed.add(end.lower())
-                match = _TAG.match(text, start)
-            position = close.end() if close else match.end() if match else position
-        if match:
-            yield start, position

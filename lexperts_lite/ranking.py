@@ -2,9 +2,9 @@
 """Ranks the phrases of a document: all that may be keyphrases by a ranker, those that are labelled, or the user's candidates; and
 selects those that are returned.
 
-`PhraseRanker` gives the probability that a phrase is a keyphrase, by a logistic function of the features of
-`phrase_features.find_phrases`. Its weights are few, are fitted on validation documents by `ranker_fit.fit_ranker`, and are saved in the
-configuration as `keyphrase_ranker`. Without a ranker the score of a phrase is the mean probability of its words' labels.
+`PhraseRanker` gives the probability that a phrase is a keyphrase, by a logistic function of some of `features.FEATURES`. Its weights are
+few, are fitted on validation documents by `ranker_fit.fit_ranker`, and are saved in the configuration as `keyphrase_ranker`. Without a
+ranker the score of a phrase is the mean probability of its words' labels.
 """
 
 from collections import defaultdict
@@ -15,16 +15,15 @@ from math import isfinite
 import numpy as np
 
 from .batches import Block
-from .candidates import Spans
-from .clean_text import clean_characters
-from .decoding import apply_temperature, is_phrase, mention_scores, tag_spans, word_tags
+from .candidates import CandidateSet, Spans
+from .clean import clean_characters
+from .decoding import (
+    apply_temperature, begin_units, join_probabilities, join_tags, mention_scores, tag_spans, word_tags,
+)  # fmt: skip
 from .diversity import diversify, phrase_vectors
-from .layout import begin_units, unit_numbers
-from .phrase_features import NAMES, NAMES_WITH_SHAPE, PhraseTable, Words, find_phrases
-from .phrase_shape import SHAPE
-from .terms import continued_words, join_probabilities, join_tags
-from .word_classes import FIELD
-from .words import APOSTROPHES, split_phrase, stem, stem_phrase
+from .features import CLASSES, CLASSIFIER, FEATURES, NOUN_FEATURES, PhraseTable, Words, find_phrases
+from .layout import continued_words, unit_numbers
+from .words import APOSTROPHES, is_phrase, split_phrase, stem, stem_phrase
 
 POSSESSIVES = tuple(f"{apostrophe}s" for apostrophe in APOSTROPHES)
 
@@ -33,32 +32,27 @@ class PhraseRanker:
     """P(keyphrase) = sigmoid(bias + sum of weight x feature).
 
     Args:
-        weights: for "bias" and each of NAMES, or of NAMES_WITH_SHAPE; and "gold", the number of gold keyphrases per expected one,
-            which is above 1 since some are not among the candidates.
+        weights: for "bias" and some of FEATURES; and "gold", the number of gold keyphrases per expected one, which is above 1 since some are
+            not among the candidates.
 
     Attributes:
-        reads_shape: whether the ranker needs the classes of words.
+        names: of the features.
+        reads_classes: whether the ranker needs the classes of words.
 
     Raises:
         ValueError: if a weight is missing, unknown, or not a finite number.
     """
 
     def __init__(self, weights: Mapping[str, float]):
-        self.reads_shape = not set(weights).isdisjoint(SHAPE)
-        names = NAMES_WITH_SHAPE if self.reads_shape else NAMES
-        if set(weights) != {"bias", "gold", *names}:
-            wrong = sorted(set(weights) ^ {"bias", "gold", *names})
-            raise ValueError(
-                f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. Fit it again with "
-                "keyphrase_tools.ranker_fit.fit_ranker, or set model.config.keyphrase_ranker = None."
-            )
+        again = "Fit it again with keyphrase_tools.ranker_fit.fit_ranker, or set model.config.keyphrase_ranker = None."
+        self.names = tuple(name for name in FEATURES if name in weights)
+        if wrong := sorted(set(weights) ^ {"bias", "gold", *self.names}):
+            raise ValueError(f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. {again}")
         for name, value in weights.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-                raise ValueError(
-                    f"keyphrase_ranker has {name}={value!r}, which is not a finite number. Fit it again with "
-                    "keyphrase_tools.ranker_fit.fit_ranker, or set model.config.keyphrase_ranker = None."
-                )
-        self._bias, self._weights = weights["bias"], np.array([weights[name] for name in names])
+                raise ValueError(f"keyphrase_ranker has {name}={value!r}, which is not a finite number. {again}")
+        self.reads_classes = not NOUN_FEATURES.isdisjoint(self.names)
+        self._bias, self._weights = weights["bias"], np.array([weights[name] for name in self.names])
         self._gold = weights["gold"]
 
     def probabilities(self, features: np.ndarray) -> np.ndarray:
@@ -69,7 +63,7 @@ class PhraseRanker:
     def best_number(self, scores: Sequence[float]) -> int:
         """The number n of phrases, best first, with the highest expected F1: 2 sum_{i <= n} P_i / (n + expected gold).
 
-        >>> PhraseRanker({"bias": 0, "gold": 1, **dict.fromkeys(NAMES, 0)}).best_number([0.9, 0.8, 0.1, 0.1])
+        >>> PhraseRanker({"bias": 0, "gold": 1}).best_number([0.9, 0.8, 0.1, 0.1])
         2
         """
         if not len(scores):
@@ -90,10 +84,10 @@ class PhraseRanker:
             documents: texts, their W words as `split_words` returns them, and the words' probabilities `(W, 3)`.
             language: of the stems, see `words.stem`.
             temperature: of the scores, see `decoding.apply_temperature`; it changes neither their order nor the best number.
-            classes: for each document those of its words, as in `find_phrases`; needed if `reads_shape`.
+            classes: for each document those of its words, as in `find_phrases`; needed if `reads_classes`.
         """
         ranked, read = [], [(words, p) for _, words, p in documents]
-        tables = find_phrases(read, language, classes if self.reads_shape else None)
+        tables = find_phrases(read, language, classes if self.reads_classes else None, self.names)
         for (text, words, _), table in zip(documents, tables, strict=True):
             scores = self.probabilities(table.features).round(6)
             order = np.argsort(-scores, kind="stable")  # equal scores by their first mention
@@ -115,15 +109,33 @@ def read_rankers(config) -> dict[str | None, PhraseRanker]:
     weights = {None: getattr(config, "keyphrase_ranker", None)} | (getattr(config, "style_rankers", None) or {})
     styles = getattr(config, "styles", None) or []
     if unknown := [style for style in weights if style is not None and style not in styles]:
-        known = f"its styles are {', '.join(map(repr, styles))}" if styles else "it has no styles"
-        raise ValueError(f"style_rankers has {unknown[0]!r}, which the model does not have: {known}. Leave it out.")
+        raise ValueError(f"style_rankers has {unknown[0]!r}, which is not one of the model's styles {styles}.")
     rankers = {style: PhraseRanker(values) for style, values in weights.items() if values is not None}
-    if any(ranker.reads_shape for ranker in rankers.values()) and getattr(config, FIELD, None) is None:
-        raise ValueError(
-            f"keyphrase_ranker has weights of noun phrases, for which the model needs {FIELD}. Fit both with "
-            "lexperts_lite.word_classes.fit_word_classes and ranker_fit.fit_ranker."
-        )
+    if any(ranker.reads_classes for ranker in rankers.values()) and getattr(config, CLASSIFIER, None) is None:
+        raise ValueError(f"keyphrase_ranker has weights of noun phrases, for which the model needs {CLASSIFIER}.")
     return rankers
+
+
+def read_word_classes(config) -> tuple[np.ndarray, np.ndarray] | None:
+    """The weights `(3, d)` and biases `(3,)` of a model's classifier of words, float32; `None` if it has none.
+
+    Raises:
+        ValueError: if they are not one list of d + 1 finite numbers, the bias first, for each of `features.CLASSES`.
+    """
+    found = getattr(config, CLASSIFIER, None)
+    if found is None:
+        return None
+    try:
+        rows = np.array([found[name] for name in CLASSES], dtype=np.float64)
+    except (TypeError, ValueError, KeyError):
+        rows = np.zeros(0)
+    size = getattr(config, "hidden_size", rows.shape[-1] - 1)
+    if rows.shape != (len(CLASSES), size + 1) or not np.isfinite(rows).all():
+        raise ValueError(
+            f"{CLASSIFIER} is not one list of {size + 1} finite numbers for each of {', '.join(CLASSES)}. Fit it again with "
+            f"keyphrase_tools.ranker_fit.fit_word_classes, or set model.config.{CLASSIFIER} = None."
+        )
+    return rows[:, 1:].astype(np.float32), rows[:, 0].astype(np.float32)
 
 
 @dataclass
@@ -240,27 +252,27 @@ def show_mentions(
 ) -> dict:
     """A keyphrase as `{"keyphrase", "score", "start", "end", "mentions": [{"start", "end", "score"}]}`.
 
-    It has the form (with single blanks, without invisible characters) and the offsets of the first mention, or of the first one
-    without a possessive 's.
+    It has the form of its first mention, with single blanks and without invisible characters; its mentions end before a possessive 's.
 
     Args:
         text, words: of the document.
         spans, scores: of the mentions, in text order.
         score: of the keyphrase; by default that of the best mention.
-        name: of a candidate, which is shown by its name, at its first mention.
+        name: of a candidate, which is shown by its name.
     """
-    mentions = [
-        {"start": words[start][1], "end": words[end - 1][2], "score": round(of_mention, 6)}
-        for (start, end), of_mention in zip(spans, scores, strict=True)
-    ]
-    first = mentions[0]
+    mentions = []
+    for (first, after), of_mention in zip(spans, scores, strict=True):
+        start, end = words[first][1], words[after - 1][2]
+        if name is None and text[end - 2 : end] in POSSESSIVES:
+            end -= 2
+        mentions.append({"start": start, "end": end, "score": round(of_mention, 6)})
+    start, end = mentions[0]["start"], mentions[0]["end"]
     if name is None:
-        first = next((m for m in mentions if text[m["end"] - 2 : m["end"]] not in POSSESSIVES), first)
-        name = " ".join(text[first["start"] : first["end"]].split())
+        name = " ".join(text[start:end].split())
         if not name.isprintable():
             name = clean_characters(name, invisible_only=True).replace("\u00ad", "")
     score = max(mention["score"] for mention in mentions) if score is None else score
-    return {"keyphrase": name, "score": score, "start": first["start"], "end": first["end"], "mentions": mentions}
+    return {"keyphrase": name, "score": score, "start": start, "end": end, "mentions": mentions}
 
 
 def select_phrases(

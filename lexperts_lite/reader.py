@@ -15,7 +15,7 @@ from .batches import Block, pad_windows, prepare_ahead, split_windows
 from .call_options import UNSET, check_batch_size, check_call_options, check_number, check_temperature
 from .diversity import WordStates
 from .input_documents import InputDocument, read_document, split_into_blocks
-from .phrase_features import MIN_PROBABILITY
+from .features import MIN_PROBABILITY
 from .ranking import PhraseRanker, RankedPhrases, select_phrases
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, WordProbabilities, encode_windows
@@ -85,7 +85,7 @@ class KeyphraseReader:
 
         Returns:
             `probabilities` `(n, S, 3)` of O, B and I, and if they were computed `tags` `(n, S)`, `classes` `(n, S, 3)`, see
-            `word_classes`, `states` `(n, S, d)` and `gates` `(n, S, E)`.
+            `features.CLASSES`, `states` `(n, S, d)` and `gates` `(n, S, E)`.
         """
         raise NotImplementedError
 
@@ -338,7 +338,7 @@ class KeyphraseReader:
         """The phrases of some documents of a block with the scores of a ranker, see `ranking.PhraseRanker.rank`."""
         read = [(block.documents[number], block.probabilities.document(number)) for number in numbers]
         words = [(document.text, document.words, p) for document, p in read]
-        classes = [block.probabilities.classes(number) for number in numbers] if ranker.reads_shape else None
+        classes = [block.probabilities.classes(number) for number in numbers] if ranker.reads_classes else None
         return ranker.rank(words, language, temperature, classes)
 
 

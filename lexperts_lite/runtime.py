@@ -14,10 +14,9 @@ import numpy as np
 from .batches import Block
 from .call_options import UNSET, check_batch_size, check_whole_number
 from .decoding import read_labels
-from .ranking import read_rankers
+from .ranking import read_rankers, read_word_classes
 from .reader import KeyphraseReader
 from .tokenizer import NO_LIMIT, FastTokenizer
-from .word_classes import read_word_classes
 
 MODEL = Path(__file__).resolve().parent / "model"
 GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_int8.onnx"}  # as optimum and sentence-transformers name them

@@ -75,7 +75,7 @@ def encode_windows(
     texts = [text if text.isascii() else replace_surrogates(text) for text in texts]
     titles = [replace_surrogates(title or "") for title in titles or [""] * len(texts)]
     if masked:
-        titles, _ = truncate_titles(titles, tokenizer, max_title_length)
+        titles = truncate_titles(titles, tokenizer, max_title_length)
     spans = [np.array(of_document, dtype=np.int64).reshape(-1, 2) for of_document in word_spans]
     for text, of_document in zip(texts, spans, strict=True):
         if ".net" in text.lower():  # a model labels the N of ".NET"
@@ -197,7 +197,7 @@ class WordProbabilities:
             probabilities (`(S, 3)`): of O, B and I for its sub-tokens.
             tags (`(S,)`): 0, 1 or 2, chosen by a model that decodes a sequence, such as a CRF. Pass them for all windows or
                 for none.
-            classes (`(S, 3)`): probabilities of the classes of `word_classes`; for all windows or for none.
+            classes (`(S, 3)`): probabilities of the `features.CLASSES`; for all windows or for none.
 
         Returns:
             The words `(n,)` whose values are now those of this window, and the sub-tokens `(n,)` that have these values.

@@ -5,34 +5,48 @@ A word is a run of letters, digits and marks; it includes apostrophes inside it,
 ("Bayes's", "802.11"). A term with signs of its own is one word ("C++", "C#", "R&D", "Node.js", ".NET", "Ca2+", "U.S."). Any other
 visible character is a word by itself; a composed emoji counts as one character. Hyphens and slashes separate words and are not words
 themselves, as in SEKE's reference, but offsets keep the original form: a phrase over "semi-supervised learning" is shown with its
-hyphen; `terms` keeps the words of "SARS-CoV-2" together. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character is a word. Nothing is downloaded.
+hyphen. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character is a word.
 
-English words get Porter stems, as in both scoring conventions: NLTK's PorterStemmer (Porter 1980, with NLTK's extensions). The
-other languages of `LANGUAGES` have NLTK's Snowball stemmers; in French and Italian an elided article or pronoun is removed first
-("d'estuaires", "dell'acqua"). NLTK is imported on the first call, since its import takes more than a second.
+English words get Porter stems, as in both scoring conventions: NLTK's PorterStemmer with its extensions, by which published scores are
+computed. The other languages of `LANGUAGES` have NLTK's Snowball stemmers; in French and Italian an elided article or pronoun is removed
+first ("d'estuaires", "dell'acqua"). NLTK is imported on the first call, since its import takes a second.
 """
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 import regex
 
-from .clean_text import clean_characters
+from .clean import clean_characters
 
 JOINERS = "-/\u2010\u2011\u2012\u2013\u2217"  # hyphens, slash, en dash, and the asterisk, which the reference treats in the same way
 APOSTROPHES = "'\u2019"
+LONGEST = 100  # characters of a word in a phrase; a longer one is an encoded picture or the like
+_INSIDE = dict.fromkeys(map(ord, APOSTROPHES + JOINERS))  # what a word may have inside
+_POINT = re.compile(r"(?<=\d)[.,](?=\d)")
+FUNCTION_WORDS = frozenset(
+    """
+    a about above across after again against all along also although always am among an and another any are around as at away
+    be because been before being below between both but by can cannot could did do does doing down during each either enough
+    even ever every few for from further had has have having he her here hers him his how however i if in into is it its just
+    less many may me might more most much must my neither never no nor not of off often on once only onto or other our out over
+    own per rather same several shall she should since so some such than that the their them then there these they this those
+    though through thus to too toward towards under until up upon us very was we were what when where whether which while who
+    whom whose why will with within without would yet you your
+    """.split()
+)
 
 LANGUAGES = (
     "arabic", "danish", "dutch", "english", "finnish", "french", "german", "hungarian", "italian", "norwegian",
     "portuguese", "romanian", "russian", "spanish", "swedish",
 )  # fmt: skip
-_ELIDED = {
-    "french": "[cdjlmnst]|(?:jus|lors|puis|quoi)?qu",
-    "italian": "[cdlmstv]|un|gl|(?:a|co|da|de|ne|pe|su)ll|(?:a|da|de|ne|su)gl",
+_ELISIONS = {
+    "french": re.compile(r"(?:[cdjlmnst]|(?:jus|lors|puis|quoi)?qu)['\u2019](?=\w)", re.IGNORECASE),
+    "italian": re.compile(r"(?:[cdlmstv]|un|gl|(?:a|co|da|de|ne|pe|su)ll|(?:a|da|de|ne|su)gl)['\u2019](?=\w)", re.IGNORECASE),
 }
-_ELISIONS = {language: re.compile(rf"(?:{words})['\u2019](?=\w)", re.IGNORECASE) for language, words in _ELIDED.items()}
 
 _MARKS = (
     r"[\p{M}\u200c\u200d\u00ad]"  # combining marks, zero-width (non-)joiners, soft hyphens: never a word by themselves
@@ -69,8 +83,7 @@ class Words(list):
 
     Attributes:
         text: in which the words are.
-        units: what `layout.unit_numbers` reads from the text, once it has.
-        continued: what `terms.continued_words` reads from the text, once it has.
+        units, continued: what `layout` reads from the text, once it has.
     """
 
     text: str
@@ -96,6 +109,23 @@ def is_term(word: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 18)
+def is_phrase_word(word: str) -> bool:
+    """Whether a keyphrase may have a word: it has no punctuation or symbol, except as a term such as "C++", for apostrophes inside it
+    and for points between digits, and at most LONGEST characters."""
+    if word.isalnum() or is_term(word):
+        return len(word) <= LONGEST
+    if not word or len(word) > LONGEST or word.strip(APOSTROPHES + JOINERS) != word:
+        return False
+    inner = _POINT.sub("", word.translate(_INSIDE))
+    return not any(unicodedata.category(c)[0] in "PS" for c in inner)
+
+
+def is_phrase(words: Sequence[str]) -> bool:
+    """Whether words can form a keyphrase, see `is_phrase_word`."""
+    return bool(words) and all(map(is_phrase_word, words))
+
+
+@lru_cache(maxsize=1 << 18)
 def normal_form(word: str) -> str:
     """The form in which words are compared: lower case, one form of apostrophes and of characters that look alike.
 
@@ -118,11 +148,7 @@ def split_phrase(phrase: str) -> list[str]:
 
 
 def normalise(phrase: str) -> str:
-    """The words of a phrase in the normal form, joined by single spaces: the form in which phrases are scored.
-
-    >>> normalise("Semi-supervised  Learning")
-    'semi supervised learning'
-    """
+    """The words of a phrase in the normal form, joined by single spaces: the form in which phrases are scored."""
     return " ".join(split_phrase(phrase))
 
 
@@ -135,11 +161,7 @@ def join_title(title: str | None, text: str | None) -> str:
 
 
 def check_language(language: str | None) -> str | None:
-    """Returns a language of `LANGUAGES`, or `None` for no stemming.
-
-    Raises:
-        ValueError: for any other value; the message lists the languages.
-    """
+    """Returns a language of `LANGUAGES`, or `None` for no stemming. Raises a `ValueError` for any other value."""
     if language is None or language in LANGUAGES:
         return language
     raise ValueError(
@@ -161,19 +183,14 @@ def _stemmer(language: str):
 
 @lru_cache(maxsize=1 << 18)
 def stem(word: str, language: str | None = "english") -> str:
-    """The stem of a word in the normal form (see `words.normal_form`), without a possessive 's; with `language=None` the
-    case-folded word.
-
-    Raises:
-        ValueError: for an unknown language.
-    """
+    """The stem of a word in the normal form, without a possessive 's; with `language=None` the case-folded word."""
     word = normal_form(word)
     if language is None:
         return word.casefold()
     if word.endswith("'s") and len(word) > 2:
         word = word[:-2]
-    if language in _ELISIONS:
-        word = _ELISIONS[language].sub("", word, count=1) if _ELISIONS[language].match(word) else word
+    if language in _ELISIONS and (elided := _ELISIONS[language].match(word)):
+        word = word[elided.end() :]
     return _stemmer(language).stem(word)
 
 

@@ -1,6 +1,9 @@
-"""Units of layout: where texts are divided, what is hidden, and that decoding, candidates, the ranker and labels agree on them."""
+"""May a phrase cross here: where texts are divided, what is hidden, what is a term; and that decoding, candidates, the ranker and labels
+agree on them."""
 
+import textwrap
 import time
+from bisect import bisect_left
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -9,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keyphrase_tools.labels import find_keyphrases, tokenize_documents
-from lexperts_lite.candidates import CandidateSet
-from lexperts_lite.clean_text import clean
-from lexperts_lite.layout import hidden_spans, in_one_unit, unit_numbers
-from lexperts_lite.phrase_features import find_phrases
+from lexperts_lite.candidates import Candidates
+from lexperts_lite.clean import clean
+from lexperts_lite.features import find_phrases
+from lexperts_lite.layout import continued_words, hidden_spans, in_one_unit, is_whole, unit_numbers
 from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.windows import WordProbabilities, encode_windows
 from lexperts_lite.words import normalise, split_phrase, split_words, stem
@@ -78,16 +81,84 @@ def test_units_of(text, expected):
     assert units_of(text) == expected
 
 
-@pytest.mark.parametrize("end", ["\r\n", "\n"])
-def test_a_signature_ends_at_a_blank_line_whatever_ends_a_line(end):
-    lines = ["Dear Ann,", "", "the turbines turn.", "", "-- ", "John Smith", "Acme Laboratory", "", "A postscript."]
-    words = split_words(end.join(lines))
-    hidden = [word for word, unit in zip((word for word, _, _ in words), unit_numbers(words), strict=True) if unit < 0]
-    assert [word for word in hidden if word.isalpha()] == ["John", "Smith", "Acme", "Laboratory"]
+# found in texts that people sent: rows, marks of lists, symbols, senders
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("name,age,city\nAnna,34,New York\nBen,41,San Francisco\n", ["name , age , city", "Anna , 34 , New York", "Ben , 41 , San Francisco"]),
+        ("Anna, 34, New York\nBen, 41, San Jose", ["Anna , 34 , New York", "Ben , 41 , San Jose"]),
+        ("photosynthesis - how plants make sugar\nrespiration - how cells work", ["photosynthesis", "how plants make sugar", "respiration", "how cells work"]),
+        ("SKILLS\nPython\nMachine learning\nSQL", ["SKILLS", "Python", "Machine learning", "SQL"]),
+        ("Topics\nneural translation\nspeech recognition\nprotein folding", ["Topics", "neural translation", "speech recognition", "protein folding"]),
+        ("Deep Learning for the Translation of Long Texts\nGraph Networks with Attention on Many Edges\nProtein Folding and its Many Applications", [
+            "Deep Learning for the Translation of Long Texts", "Graph Networks with Attention on Many Edges", "Protein Folding and its Many Applications"]),
+        ("\uf0b7 speech recognition\n\uf0d8 protein folding\n\u25cf graph cuts", ["speech recognition", "protein folding", "graph cuts"]),
+        ("\u2013speech\n-protein\n\u2217cuts", ["speech", "protein", "cuts"]),
+        ("graph\x0ccuts\x0bin nets", ["graph", "cuts", "in nets"]),
+        ("cloud storage\U0001f680 graph \u2714cuts", ["cloud storage", "graph", "cuts"]),
+        ("12/03/24, 10:02 - Ada King: graph\n12/03/24, 10:04 - Jo: cuts", [
+            "12 03 24 , 10 : 02", "[Ada King :]", "graph", "12 03 24 , 10 : 04", "[Jo :]", "cuts"]),
+        ("Speaker 1: graph\nSpeaker 2: cuts", ["[Speaker 1 :]", "graph", "[Speaker 2 :]", "cuts"]),
+        ("**Ada:** graph\n**Ada:** cuts", ["[* * Ada : * *]", "graph", "[* * Ada : * *]", "cuts"]),
+        ("Ada (10:02): graph\nJo (10:03): cuts", ["[Ada ( 10 : 02 ) :]", "graph", "[Jo ( 10 : 03 ) :]", "cuts"]),
+        ("[10:02] ada: graph\n[10:03] jo: cuts", ["[ 10 : 02", "]", "[ada :]", "graph", "[ 10 : 03", "]", "[jo :]", "cuts"]),
+        ("Navier--Stokes flows", ["Navier Stokes flows"]),
+        ("the cuts\n-- \r\nAda\r\nKing\r\n\r\nA postscript", ["the cuts", "[Ada King]", "A postscript"]),
+    ],
+)  # fmt: skip
+def test_units_of_lists_symbols_and_senders(text, expected):
+    assert units_of(text) == expected
 
 
-def test_words_without_their_text_are_one_unit():
+TERM = st.lists(st.sampled_from("graph cuts Python neural machine translation SQL protein folding New York".split()), min_size=1, max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(TERM.map(" ".join), min_size=3, max_size=9), st.randoms())
+def test_the_order_of_the_lines_of_a_list_does_not_matter(lines, random):
+    shuffled = random.sample(lines, len(lines))
+    assert units_of("\n".join(lines)) == lines and units_of("\n".join(shuffled)) == shuffled
+
+
+PROSE = "we show that the graph cuts of a large network are found in the time that is needed to read it and that the cuts of small networks"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(20, 100), st.sampled_from(["\n", "\r\n", "\n  "]))
+def test_wrapped_prose_is_one_unit(width, end):
+    assert len(units_of(end.join(textwrap.wrap(PROSE, width)))) == 1
+
+
+# ---- terms
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("SARS-CoV-2, IL-6 and COVID-19", ["SARS~CoV~2", ",", "IL~6", "and", "COVID~19"]),
+        ("2,4-D 5-HT GPT-3.5 10-year 3D-printed", ["2,4~D", "5~HT", "GPT~3.5", "10~year", "3D~printed"]),
+        ("k-means, \u03b1-synuclein, 3D U-Net, T-cell", ["k~means", ",", "\u03b1~synuclein", ",", "3D", "U~Net", ",", "T~cell"]),
+        ("RT-PCR MERS-CoV CRISPR-Cas9 BiLSTM-CRF", ["RT~PCR", "MERS~CoV", "CRISPR~Cas9", "BiLSTM~CRF"]),
+        ("TCP/IP I/O CI/CD 9/11 HTTP/1.1", ["TCP~IP", "I~O", "CI~CD", "9~11", "HTTP~1.1"]),
+        ("TGF-\u03b21 progression-free survival", ["TGF~\u03b21", "progression~free", "survival"]),
+        ("semi-supervised, state-of-the-art, Coca-Cola", ["semi", "supervised", ",", "state", "of", "the", "art", ",", "Coca", "Cola"]),
+        ("CPU/GPU and/or C/C++ GPU-based REAL-TIMES", ["CPU", "GPU", "and", "or", "C", "C++", "GPU", "based", "REAL", "TIMES"]),
+        ("a - 2, a -2, pre- and 2", ["a", "2", ",", "a", "2", ",", "pre", "and", "2"]),
+        ("k\n-means http://x.org/k-means", ["k", "means", "http", ":", "x.org", "k", "means"]),  # two lines; hidden
+        ("\u5317\u4eac-\u4e0a\u6d77", list("\u5317\u4eac\u4e0a\u6d77")),
+        ("", []),
+    ],
+)  # fmt: skip
+def test_terms_of(text, expected):
+    words, joined = split_words(text), ""
+    for (word, _, _), continues in zip(words, continued_words(words), strict=True):
+        joined += ("~" if continues else " ") + word
+    assert joined.split() == expected
+
+
+def test_words_without_their_text_are_one_unit_without_terms():
     assert unit_numbers(["a", "b"]).tolist() == unit_numbers([("a", 0, 1), ("b", 3, 4)]).tolist() == [0, 0]
+    assert not continued_words(["k", "means"]).any()
 
 
 # ---- one function for decoding, the ranker, candidates and labels
@@ -145,19 +216,20 @@ def test_phrases_that_decoding_drops_are_not_covered(tiny_tokenizer):
 
 @settings(max_examples=200, deadline=None)
 @given(pieces, st.randoms())
-def test_no_phrase_is_of_two_units(parts, random):
+def test_no_phrase_is_of_two_units_or_a_part_of_a_term(parts, random):
     text = clean(" ".join(parts))
     words, units = split_words(text), unit_numbers(split_words(text))
     p = np.random.default_rng(random.getrandbits(32)).dirichlet([1, 1, 1], size=len(words)).reshape(-1, 3)
     (ranked,) = find_phrases([(words, p)])
     spans = [*ranked.spans.tolist()]
-    starts, ends = {start: i for i, (_, start, _) in enumerate(words)}, {end: i for i, (_, _, end) in enumerate(words)}
+    starts = [start for _, start, _ in words]
     mentions = [mention for phrase in rank_phrases(text, words, p) for mention in phrase["mentions"]]
-    spans += [(starts[mention["start"]], ends[mention["end"]] + 1) for mention in mentions]
+    spans += [(bisect_left(starts, mention["start"]), bisect_left(starts, mention["end"])) for mention in mentions]
     candidates = {" ".join(part.strip().split()): None for part in parts}
     candidates = [part for part in candidates if split_phrase(part) and not set("/@<") & set(part)]
     candidates = {normalise(part): part for part in [*candidates, *map(" ".join, pairwise(candidates))]}
-    spans += [span for of in CandidateSet(list(candidates.values())).find(words).values() for span in of]
+    assert all(is_whole(continued_words(words), *span) for span in spans)
+    spans += [span for of in Candidates([*candidates.values(), "x"]).find(words).values() for span in of]
     spans += [span for of in find_keyphrases(words, list(candidates.values())) for span in of]
     assert all(in_one_unit(units, *span) for span in spans)
 
@@ -171,6 +243,7 @@ def test_a_label_that_continues_over_a_boundary_is_two_phrases():
 @pytest.mark.parametrize("part", ["<script>", "<STYLE a=b>", "<!-- a "])
 def test_elements_without_an_end_take_linear_time(part):
     text = part * 40_000
+    hidden_spans(part)
     start = time.process_time()
     spans = hidden_spans(text + "graph <b>cut</b>")
     assert time.process_time() - start < 2  # a quarter of a second; quadratic: minutes

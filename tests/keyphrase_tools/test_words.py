@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lexperts_lite import words
-from lexperts_lite.words import JOINERS, is_term, join_title, normalise, split_words
+from lexperts_lite.words import JOINERS, is_phrase, is_term, join_title, normalise, split_words
 
 TRICKY = [*"aB9_ -/.,'’;(\"\n\t\u2013\u2217", *"éßİΣ\u0301\u200d\u00ad\u0000\ud800\ufffd", *"日本ไทย๒שלום١٢🙂👩🇸🇮½"]
 texts = st.text(st.one_of(st.sampled_from(TRICKY), st.characters(exclude_categories=())), max_size=40)
@@ -119,6 +119,7 @@ def test_an_apostrophe_or_point_is_inside_a_word_or_a_word_by_itself(text):
         ("a\u0000b\u200bc", ["a", "b", "c"]),
         ("\ud800x\udfff", ["x"]),
         ("- / \u2013 \n", []),
+        ("x'日 1.๒", ["x", "'", "日", "1", ".", "๒"]),
         ("", []),
     ],
 )
@@ -126,9 +127,14 @@ def test_words_of(text, expected):
     assert strings(text) == expected
 
 
-@pytest.mark.parametrize("text, expected", [("x'日", ["x", "'", "日"]), ("1.๒", ["1", ".", "๒"])])
-def test_an_apostrophe_or_point_before_a_script_without_spaces_is_a_word_of_its_own(text, expected):
-    assert strings(text) == expected
+# a word of a keyphrase
+PHRASES = "graph Bayes's don\u2019t 802.11 1,000 22 cafe\u0301 深 c++ .NET R&D Node.js U.S. Ca2+".split() + ["methionyl" * 11]
+NONE = "' 'tis boys' + e.g 1. .5 1,a $5 🙂 \u20ac \u201cx\u201d snake_case - x-".split() + ["", "aGVs" * 26]
+
+
+def test_a_phrase_has_neither_marks_nor_words_of_great_length():
+    assert is_phrase(PHRASES) and not is_phrase([])
+    assert not any(is_phrase(["graph", word]) for word in NONE)
 
 
 @pytest.mark.parametrize("joiner", JOINERS)

@@ -18,7 +18,7 @@ from transformers import EarlyStoppingCallback
 from keyphrase_tools.evaluation import THRESHOLDS, ExtractionMetrics, evaluate_pipeline, gold_phrases, keep_best
 from keyphrase_tools.labels import RULES, tag_words, tokenize_documents
 from keyphrase_tools.rows import describe_coverage
-from lexperts_lite.clean_text import CleanText
+from lexperts_lite.clean import CleanText
 from lexperts_lite.decoding import tag_spans
 from lexperts_lite.words import check_language, split_words
 from modeling_hypernet import HypernetForTokenClassification

@@ -9,7 +9,7 @@ from keyphrase_tools.calibration import describe_scores, match_to_gold
 from keyphrase_tools.evaluation import score_phrases
 from keyphrase_tools.labels import RULES
 from keyphrase_tools.ranker_fit import fit_ranker
-from lexperts_lite.word_classes import FIELD
+from lexperts_lite.features import CLASSIFIER
 
 from .arguments import DataArguments
 from .data import Documents
@@ -39,7 +39,7 @@ def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
 
     def fit(read_files: list, weights: Mapping[str, float], other: float) -> dict[str, float]:
         documents, classes = zip(*(document for file in read_files for document in file), strict=True)
-        known = getattr(config, FIELD, None) is not None
+        known = getattr(config, CLASSIFIER, None) is not None
         by_file = {n: share * weights.get(files[n].style, other) for n, share in enumerate(shares)}
         return fit_ranker(documents, sum(gold, []), numbers, by_file, language, classes if known else None)
 

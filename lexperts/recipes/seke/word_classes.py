@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from keyphrase_tools.ranker_fit import fit_word_classes
 from lexperts_lite.diversity import WordStates
+from lexperts_lite.features import CLASSES, CLASSIFIER, MODIFIER, NOUN, OTHER
 from lexperts_lite.input_documents import read_document
-from lexperts_lite.word_classes import CLASSES, FIELD, MODIFIER, NOUN, OTHER, fit_word_classes
 from lexperts_lite.words import normalise, stem, stem_phrase
 
 from .data import Documents
@@ -71,7 +72,7 @@ def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[s
         held_out += [number % 5 == 4] * len(own)
     x, y, other = np.array(states, dtype=np.float32), np.array(classes), np.array(held_out)
     fitted = fit_word_classes(x[~other], y[~other].tolist())
-    setattr(extract.model.config, FIELD, fitted)
+    setattr(extract.model.config, CLASSIFIER, fitted)
     rows = np.array([fitted[name] for name in CLASSES])
     accuracy = float(((x[other] @ rows[:, 1:].T + rows[:, 0]).argmax(1) == y[other]).mean())
     most_frequent = float((y[other] == np.bincount(y[~other]).argmax()).mean())

@@ -1,56 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phrases of documents, and what their mentions say about them, as the ranker reads it.
 
-Phrases are the spans of up to MAX_WORDS words that the model may have labelled, whether or not they were its first choice.
-Each is described by its mentions (how probable, how many, where), its length, and the document (how long, how densely labelled).
-The documents of a batch are read together: spans of one length after the other, as arrays.
+Phrases are the spans of up to MAX_WORDS words that the model may have labelled, whether or not they were its first choice, and noun
+phrases. FEATURES has a function for each thing that the ranker knows about them. The documents of a batch are read together: spans of one
+length after the other, as arrays.
 
 Letters: W words, p(O), p(B), p(I) the word probabilities, C phrases, M mentions, n words of a phrase, F features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from .decoding import B, I, O, is_phrase
-from .layout import begin_units, unit_numbers
-from .phrase_shape import SHAPE, noun_phrase_ends, shape_features
-from .terms import continued_words, join_probabilities
-from .words import stem
+from .decoding import B, I, O, begin_units, join_probabilities
+from .layout import continued_words, unit_numbers
+from .words import FUNCTION_WORDS, is_phrase_word, stem
 
 MAX_WORDS = 5  # per phrase
 MIN_PROBABILITY = 0.02  # of a phrase's best mention
 LABEL_THRESHOLD = 0.15  # of the labels that the feature "labelled" looks at
-FEATURES = (
-    "span", "labels", "inside", "expected_mentions", "mentions", "first", "relative_first", "document", "one_word", "two_words",
-    "three_words", "more_words", "labelled", "function_word", "density", "begins",
-)  # fmt: skip
-INTERACTIONS = (
-    ("density", "span"), ("density", "labels"), ("density", "mentions"), ("density", "first"), ("density", "one_word"),
-    ("document", "mentions"), ("document", "first"),
-)  # fmt: skip
-NAMES = (*FEATURES, *(f"{a} x {b}" for a, b in INTERACTIONS))
-# of a model with word classes
-SHAPE_INTERACTIONS = tuple(("document", name) for name in SHAPE)
-NAMES_WITH_SHAPE = (*NAMES, *SHAPE, *(f"{a} x {b}" for a, b in SHAPE_INTERACTIONS))
-IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = (
-    1,
-    2,
-    4,
-    8,
-)  # of words; ACRONYM: a function word that may be one, such as "IT"
-_ENGLISH = """
-    a about above across after again against all along also although always am among an and another any are around as at away
-    be because been before being below between both but by can cannot could did do does doing down during each either enough
-    even ever every few for from further had has have having he her here hers him his how however i if in into is it its just
-    less many may me might more most much must my neither never no nor not of off often on once only onto or other our out over
-    own per rather same several shall she should since so some such than that the their them then there these they this those
-    though through thus to too toward towards under until up upon us very was we were what when where whether which while who
-    whom whose why will with within without would yet you your
-"""
-FUNCTION_WORDS = frozenset(_ENGLISH.split())
+CLASSES = ("other", "modifier", "noun")  # of words
+OTHER, MODIFIER, NOUN = range(3)
+CLASSIFIER = "keyphrase_word_classes"  # in a configuration: for each class the weights of the backbone's last hidden states
+IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = 1, 2, 4, 8  # of words; ACRONYM: a function word that may be one, such as "IT"
 
 Words = Sequence[tuple[str, int, int]]  # of a text, as `split_words` returns them
 
@@ -59,7 +33,7 @@ class PhraseTable(NamedTuple):
     """The phrases of one document, in the order of their first mentions.
 
     Attributes:
-        features (`(C, F)`): by NAMES, or with word classes by NAMES_WITH_SHAPE.
+        features (`(C, F)`): by the names that were asked for.
         bounds (`(C + 1,)`): phrase c has the mentions from `bounds[c]` to `bounds[c + 1]`.
         spans (`(M, 2)`): the words of each mention, from the first to the one after the last.
         scores (`(M,)`): the mean probability of each mention's labels, as `decoding.mention_scores`.
@@ -121,28 +95,32 @@ class WordArrays:
 
     Attributes:
         units: the unit of layout of each word, which are different numbers in different documents; see `layout.unit_numbers`.
-        may_begin, may_end: whether a phrase may begin or end with the word; it may do neither inside a term, see `terms`.
+        may_begin, may_end: whether a phrase may begin or end with the word; it may do neither inside a term.
+        classes (`(W, 3)`): the probabilities of CLASSES, or `None`.
     """
 
-    def __init__(self, documents: Sequence[tuple[Words, np.ndarray]], language: str | None):
+    def __init__(
+        self,
+        documents: Sequence[tuple[Words, np.ndarray]],
+        language: str | None,
+        classes: Sequence[np.ndarray] | None = None,
+    ):
         self.lengths = np.array([len(words) for words, _ in documents], dtype=np.intp)
         self.starts = np.append(0, self.lengths.cumsum())
+        self.document = np.repeat(np.arange(len(documents)), self.lengths)
+        self.classes = None if classes is None else np.concatenate(classes)
         facts = [word_facts(word, language) for words, _ in documents for word, _, _ in words]
         numbers: dict[str, int] = {}
-        self.stems = np.array([numbers.setdefault(fact.stem, len(numbers)) for fact in facts], dtype=np.int64)
+        self.stems = np.array([numbers.setdefault(stem, len(numbers)) for stem, _ in facts], dtype=np.int64)
+        kinds = np.array([kinds for _, kinds in facts], dtype=np.int64)
         units_of = [unit_numbers(words) for words, _ in documents]
-        sizes = [int(of_document.max(initial=-1)) + 1 for of_document in units_of]
-        shifts = np.repeat(np.cumsum([0, *sizes[:-1]]), self.lengths)
+        shifts = np.cumsum([0, *(int(units.max(initial=-1)) + 1 for units in units_of[:-1])])
         units = np.concatenate(units_of)
-        self.units = np.where(units < 0, -1, units + shifts)
-        kinds = np.array([fact.kinds for fact in facts], dtype=np.int64)
+        self.units = np.where(units < 0, -1, units + np.repeat(shifts, self.lengths))
         self.allowed = ((kinds & IN_PHRASE) > 0) & (units >= 0)
         begins_unit = np.append(True, self.units[1:] != self.units[:-1])[: len(facts)]
         ends_unit = np.append(begins_unit[1:], True)[: len(facts)]
-        self.functional = (kinds & FUNCTIONAL) > 0
-        if (kinds & ACRONYM).any():
-            self.functional &= ~acronyms(kinds, begins_unit, ends_unit)
-        self.document = np.repeat(np.arange(len(documents)), self.lengths)
+        self.functional = ((kinds & FUNCTIONAL) > 0) & ~acronyms(kinds, begins_unit, ends_unit)
         terms = [continued_words(words) for words, _ in documents]
         by_document = zip(documents, units_of, terms, strict=True)
         self.p = np.concatenate([join_probabilities(begin_units(p, u), t) for (_, p), u, t in by_document])  # (W, 3)
@@ -156,42 +134,121 @@ class WordArrays:
         self.after = np.where(ends_unit, 0.0, np.append(self.p[1:, I], 0.0)[: len(facts)])
         self.continued = np.where(ends_unit, False, np.append(self.continues[1:], False)[: len(facts)])
 
+    def per_document(self, values: np.ndarray) -> np.ndarray:
+        """The sum in each document of values of the allowed words."""
+        return np.bincount(self.document[self.allowed], values[self.allowed], minlength=len(self.lengths))
+
+
+class Phrases:
+    """The C phrases of several documents, in text order, with their mentions, phrase by phrase.
+
+    Attributes:
+        words: of the documents.
+        mentions: of all phrases.
+        bounds, first, lengths, document (`(C,)`): the index of each phrase's first mention, the first word of it, the number of words,
+            and the document.
+    """
+
+    def __init__(self, words: WordArrays, mentions: Mentions, lengths: np.ndarray):
+        first = np.full(len(lengths), len(words.p))
+        np.minimum.at(first, mentions.phrase, mentions.start)
+        order = np.lexsort((lengths, first))  # the shorter first
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        phrase = place[mentions.phrase]
+        by_phrase = np.lexsort((mentions.start, phrase))
+        self.words, self.mentions = words, Mentions(*(column[by_phrase] for column in mentions))
+        self.bounds = np.searchsorted(phrase[by_phrase], np.arange(len(lengths)))
+        self.first, self.lengths = first[order], lengths[order]
+        self.document = words.document[self.first]
+
+    def best(self, values: np.ndarray) -> np.ndarray:
+        """The largest value of a phrase's mentions."""
+        return np.maximum.reduceat(values, self.bounds)
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """The sum over a phrase's mentions."""
+        return np.add.reduceat(values, self.bounds)
+
+    def count(self) -> np.ndarray:
+        """The number of mentions."""
+        return np.diff(np.append(self.bounds, len(self.mentions.start)))
+
+    def noun_phrases(self) -> np.ndarray:
+        """The probability `(M,)` that a mention w_1 .. w_n is a noun phrase that goes on neither to its left nor to its right:
+
+            min_i (1 - p(other | w_i)) p(noun | w_n) p(other | word before) (1 - p(noun | word after))
+        """
+        words, (start, length) = self.words, (self.mentions.start, self.mentions.length)
+        other = np.append(np.where(words.allowed, words.classes[:, OTHER], 1.0), 1.0)
+        noun = np.append(np.where(words.allowed, words.classes[:, NOUN], 0.0), 0.0)
+        end, unit = start + length, np.append(words.units, -2)
+        within = 1 - other[start]
+        for step in range(1, int(length.max(initial=1))):
+            longer = length > step
+            within[longer] = np.minimum(within[longer], 1 - other[start[longer] + step])
+        before = np.where((start > 0) & (unit[start - 1] == unit[start]), other[start - 1], 1.0)
+        after = np.where(unit[end] == unit[start], noun[end], 0.0)
+        return within * noun[end - 1] * before * (1 - after)
+
+
+def log_odds(p: np.ndarray) -> np.ndarray:
+    """log p / (1 - p), bounded for 0 and 1."""
+    return np.log((p + 1e-3) / (1 - p + 1e-3))
+
+
+# what a ranker knows about phrases: name -> its values (C,)
+FEATURES: dict[str, Callable[[Phrases], np.ndarray]] = {
+    "span": lambda of: log_odds(of.best(of.mentions.span)),
+    "labels": lambda of: log_odds(of.best(of.mentions.labels)),
+    "inside": lambda of: log_odds(of.best(of.mentions.inside)),
+    "expected_mentions": lambda of: np.log1p(of.total(of.mentions.span)),
+    "mentions": lambda of: np.log(of.count()),
+    "first": lambda of: np.log1p(of.first - of.words.starts[of.document]),
+    "relative_first": lambda of: (of.first - of.words.starts[of.document]) / of.words.lengths[of.document],
+    "one_word": lambda of: of.lengths == 1,
+    "two_words": lambda of: of.lengths == 2,
+    "three_words": lambda of: of.lengths == 3,
+    "more_words": lambda of: of.lengths > 3,
+    "labelled": lambda of: of.best(of.mentions.labelled),
+    "function_word": lambda of: of.best(of.mentions.function_word),
+    "document": lambda of: np.log(of.words.lengths[of.document]),
+    "density": lambda of: np.log(of.words.per_document(1 - of.words.p[:, O]) / of.words.per_document(np.ones(len(of.words.p))).clip(1) + 1e-3)[of.document],
+    "begins": lambda of: np.log1p(of.words.per_document(of.words.p[:, B]))[of.document],
+    "noun_phrase": lambda of: of.total(of.noun_phrases()) / of.count(),
+    "best_noun_phrase": lambda of: of.best(of.noun_phrases()),
+    "noun_phrases": lambda of: np.log1p(of.total(of.noun_phrases())),
+}
+
+NOUN_FEATURES = frozenset(("noun_phrase", "best_noun_phrase", "noun_phrases"))  # those that need classes of words
+
 
 def find_phrases(
     documents: Sequence[tuple[Words, np.ndarray]],
     language: str | None = "english",
     classes: Sequence[np.ndarray] | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[PhraseTable]:
     """The phrases of each document.
 
     Args:
         documents: the W words of each, and their probabilities `(W, 3)` of O, B and I.
         language: of the stems by which phrases are compared, see `words.stem`.
-        classes: for each document the probabilities `(W, 3)` of its words' classes, see `word_classes`.
+        classes: for each document the probabilities `(W, 3)` of its words' CLASSES.
+        names: of the features; by default all, those of noun phrases only with classes.
     """
     if not documents:
         return []
-    words = WordArrays(documents, language)
-    of_words = None if classes is None else np.concatenate(classes)
-    ends = None if of_words is None else noun_phrase_ends(words.units, words.allowed, of_words)
-    found, lengths = find_mentions(words, ends)
-    if not lengths.size:
-        none, size = np.zeros((0, 2), dtype=np.int64), len(NAMES if classes is None else NAMES_WITH_SHAPE)
-        return [PhraseTable(np.zeros((0, size)), np.zeros(1, dtype=np.int64), none, np.zeros(0))] * len(documents)
-    # phrases by first mention, the shorter first; mentions by phrase
-    first = np.full(len(lengths), len(words.p))
-    np.minimum.at(first, found.phrase, found.start)
-    order = np.lexsort((lengths, first))
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    phrase = place[found.phrase]
-    by_phrase = np.lexsort((found.start, phrase))
-    found = Mentions(*(column[by_phrase] for column in found))
-    bounds = np.append(np.searchsorted(phrase[by_phrase], np.arange(len(lengths))), len(phrase))
-    first, lengths = first[order], lengths[order]
-    features = phrase_features(found, bounds[:-1], first, lengths, words, of_words)
-    cuts = np.searchsorted(first, words.starts)
-    tables = []
+    if names is None:
+        names = [name for name in FEATURES if classes is not None or name not in NOUN_FEATURES]
+    words = WordArrays(documents, language, classes)
+    found, lengths = find_mentions(words, None if classes is None else noun_phrase_ends(words))
+    phrases = Phrases(words, found, lengths)
+    features = np.zeros((0, len(names)))
+    if lengths.size:
+        features = np.stack([np.asarray(FEATURES[name](phrases), dtype=np.float64) for name in names], axis=1)
+    cuts, tables = np.searchsorted(phrases.first, words.starts), []
+    bounds, found = np.append(phrases.bounds, len(phrases.mentions.start)), phrases.mentions
     for document, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
         own = slice(bounds[a], bounds[b])
         start = found.start[own] - words.starts[document]
@@ -263,68 +320,32 @@ def extend(spans: Spans, n: int, words: WordArrays, num_stems: int) -> Spans:
     )
 
 
-def phrase_features(
-    found: Mentions,
-    bounds: np.ndarray,
-    first: np.ndarray,
-    lengths: np.ndarray,
-    words: WordArrays,
-    classes: np.ndarray | None = None,
-) -> np.ndarray:
-    """The features `(C, F)` of phrases.
+def noun_phrase_ends(words: WordArrays) -> np.ndarray:
+    """For each word the word after the longest noun phrase that begins with it, or the word itself if none does, `(W,)`.
 
-    Args:
-        found: the mentions, phrase by phrase.
-        bounds, first, lengths (`(C,)`): the index of each phrase's first mention, the first word of it, and the number of words.
-        classes (`(W, 3)`): of the words, if they are known.
+    A noun phrase consists of neighbours whose most probable class is noun or modifier, up to the last noun.
     """
-    shape = {} if classes is None else shape_features(found, bounds, first, lengths, words, classes)
-    best = {name: np.maximum.reduceat(getattr(found, name), bounds) for name in ("span", "labels", "inside")}
-    document = words.document[first]
-    first, num_words = first - words.starts[document], words.lengths[document]
-    values = {name: np.log((p + 1e-3) / (1 - p + 1e-3)) for name, p in best.items()}  # log-odds, bounded
-    values |= {
-        "expected_mentions": np.log1p(np.add.reduceat(found.span, bounds)),
-        "mentions": np.log(np.diff(np.append(bounds, len(found.span)))),
-        "first": np.log1p(first),
-        "relative_first": first / num_words,
-        "one_word": lengths == 1,
-        "two_words": lengths == 2,
-        "three_words": lengths == 3,
-        "more_words": lengths > 3,
-        "labelled": np.logical_or.reduceat(found.labelled, bounds),
-        "function_word": np.logical_or.reduceat(found.function_word, bounds),
-    }
-    # of the documents, without their punctuation
-    p, of_word, size = words.p[words.allowed], words.document[words.allowed], len(words.lengths)
-    count = np.bincount(of_word, minlength=size).clip(min=1)
-    density = np.bincount(of_word, 1 - p[:, O], minlength=size) / count
-    values |= {
-        "document": np.log(words.lengths.clip(min=1))[document],
-        "density": np.log(density + 1e-3)[document],
-        "begins": np.log1p(np.bincount(of_word, p[:, B], minlength=size))[document],
-    }
-    columns = [values[name] for name in FEATURES] + [values[a] * values[b] for a, b in INTERACTIONS]
-    columns += [*shape.values(), *(values["document"] * value for value in shape.values())]
-    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
-
-
-class WordFacts(NamedTuple):
-    """What does not depend on the document: a word's stem, and the sum of what it is, of IN_PHRASE and the like."""
-
-    stem: str
-    kinds: int
+    ends, kind = np.arange(len(words.units)), words.classes.argmax(1)
+    inside = words.allowed & (kind != OTHER)
+    begins = inside.copy()
+    begins[1:] &= ~(inside[:-1] & (words.units[1:] == words.units[:-1]))
+    first, run = np.flatnonzero(begins), np.cumsum(begins) - 1
+    nouns = np.flatnonzero(inside & (kind == NOUN))
+    after = first.copy()
+    np.maximum.at(after, run[nouns], nouns + 1)
+    ends[first] = after
+    return ends
 
 
 @lru_cache(maxsize=1 << 18)
-def word_facts(word: str, language: str | None) -> WordFacts:
-    """Facts about a word, cached: a corpus has few distinct words."""
-    kinds = IN_PHRASE if is_phrase([word]) else 0
+def word_facts(word: str, language: str | None) -> tuple[str, int]:
+    """A word's stem, and the sum of what it is, of IN_PHRASE and the like; cached, since a corpus has few distinct words."""
+    kinds = IN_PHRASE if is_phrase_word(word) else 0
     if language == "english" and word.lower() in FUNCTION_WORDS:
         kinds |= FUNCTIONAL
     if word.isupper():
         kinds |= CAPITALS | (ACRONYM if kinds & FUNCTIONAL and len(word) > 1 else 0)
-    return WordFacts(stem(word, language), kinds)
+    return stem(word, language), kinds
 
 
 def acronyms(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:
@@ -334,7 +355,7 @@ def acronyms(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) 
     otherwise it is part of a line in capitals ("STATE OF THE ART"). Neighbours are words of the same unit, without punctuation.
 
     Args:
-        kinds (`(W,)`): of the words, see `WordFacts`.
+        kinds (`(W,)`): of the words, see `word_facts`.
         begins_unit, ends_unit (`(W,)`): whether a unit of layout begins or ends with the word.
     """
     capitals = (kinds & CAPITALS) > 0

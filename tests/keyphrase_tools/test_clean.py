@@ -1,0 +1,140 @@
+"""Cleaning: what is joined, what is left unchanged, and the mapping of spans back to the source."""
+
+import time
+import unicodedata
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lexperts_lite.clean import SEPARATOR, CleanText, clean, known_words
+from lexperts_lite.layout import unit_numbers
+from lexperts_lite.words import join_title, split_words
+
+MARK = f" {SEPARATOR} "  # of a symbol
+
+
+@pytest.mark.parametrize(
+    "text, cleaned",
+    [
+        ("lithium-ion bat-\nteries", "lithium-ion batteries"),
+        ("bat- \r\n   teries", "batteries"),
+        ("bat\u2010\nteries, bat\u00ad\nteries, bat\u00adteries", "batteries, batteries, batteries"),
+        ("bat-\n\x0cteries", "batteries"),  # over the end of a page
+        ("ko\u0308p-\nfen", "ko\u0308pfen"),
+        # a hyphen of its own
+        ("LSTM-\nbased k-\nmeans CO2-\nfree", "LSTM-based k-means CO2-free"),
+        ("Navier-\nStokes, COVID-\n19", "Navier-Stokes, COVID-19"),
+        ("semi-\nsupervised, Semi-Supervised", "semi-supervised, Semi-Supervised"),
+        ("blood-\nfeeding insects", "blood-feeding insects"),
+        ("wave-\nlet, a wavelet", "wavelet, a wavelet"),  # both halves are words, but the text has the whole
+        ("zorb-\nquux; a zorb, a quux", "zorb-quux; a zorb, a quux"),  # words of the text
+        ("Navier--Stokes, Karush--Kuhn--Tucker", "Navier-Stokes, Karush-Kuhn-Tucker"),  # LaTeX's dash
+        # no hyphenation
+        ("pre-\nand post-processing", "pre-\nand post-processing"),
+        ("a dash -\nhere, semi- supervised, x-", "a dash -\nhere, semi- supervised, x-"),
+        ("-\nab, 1 -\nab, good--if new, A -- B", "-\nab, 1 -\nab, good--if new, A -- B"),
+        ("soft \u00ad\n- end\u00ad\n", "soft \n- end\n"),
+        # entities
+        ("a&nbsp;b &amp; c", "a\u00a0b & c"),
+        ("caf&eacute; &#233; &#xE9; &#XE9;", "café é é é"),
+        ("&amp;nbsp;&amp;amp;&#38;lt;&amp;#38;gt;", "\u00a0&<>"),  # escaped twice
+        ("a&nbsp b&amp", "a\u00a0 b&"),
+        ("soft&shy;ware bat&#173;\nteries", "software batteries"),
+        ("R&D AT&T; &foo; & ; &; &#; ?a=1&lt=2&notit; &amplifier", "R&D AT&T; &foo; & ; &; &#; ?a=1&lt=2&notit; &amplifier"),
+        ("&#1;&#xD800;", MARK),
+        # characters that look alike, and symbols
+        ("\ufb01nance H\u2082O \uff21\uff22 world war \u2161 Bayes\u00b4s a\u200bb\0", "finance H2O AB world war II Bayes's ab"),
+        ("storage\U0001f680 \u2714done \uf0b7 20 \u2103 \u2211x \U0001f469\u200d\U0001f52c", f"storage{MARK} {MARK}done {MARK} 20 {MARK} {MARK}x {MARK}"),
+        ("5 \u20ac, C++, a^b, x\u00d7y, \U0001d400", f"5 \u20ac, C++, a^b, x{MARK}y, A"),
+        # runs of punctuation
+        ("1 Tides . . . . . . . . . . . . . . 3", "1 Tides . . . 3"),
+        ("a -------------- b\nand....", "a --- b\nand...."),
+    ],
+)  # fmt: skip
+def test_texts_are_cleaned(text, cleaned):
+    assert clean(text) == cleaned
+
+
+def test_a_text_with_nothing_to_clean_is_the_same_string():
+    text = "Semi-supervised learning, R&D\nand 5 - 3\t&c."
+    assert clean(text) is text
+
+
+def test_the_lines_of_a_title_are_one():
+    title, text = "Deep Residual Learning for Image\n  Recogni-\ntion", "We present a method\nand compare it."
+    found = CleanText(join_title(title, text), title=len(title) + 2)
+    assert found.text == f"Deep Residual Learning for Image Recognition. {text}"
+    assert found.source_span(33, 44) == (35, 48)
+
+
+def test_the_vocabulary_has_words():
+    assert {"batteries", "blood", "feeding"} <= known_words() and "bloodfeeding" not in known_words()
+
+
+pieces = st.sampled_from(
+    [*"abX1 \n\r-\u2010\u00ad&;.\u2714", "&amp;", "&nbsp;", "&shy;", "&fjlig;", "&#173;", "-\n", "\u0308", "bat-\nteries", "--A"]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@example(["a", "\u00ad", "-\n", "b"], 0)
+@given(st.lists(pieces, max_size=25), st.integers(0, 9))
+def test_every_span_maps_back_in_order(parts, title):
+    source = "".join(parts)
+    text = CleanText(source, title)
+    spans = [text.source_span(i, i + 1) for i in range(len(text.text))]
+    for place, (start, end) in enumerate(spans):
+        assert 0 <= start < end <= len(source)
+        assert text.source_span(0, place + 1) == (spans[0][0], end)
+        if source[start:end] != text.text[place]:
+            assert any(sign in source[start:end] for sign in "&\u2714-\n\r")
+    for (start, end), (later, _) in zip(spans, spans[1:], strict=False):
+        assert end <= later or (start, end) == (later, _)  # two characters of one edit
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(pieces, max_size=12), st.lists(pieces, max_size=12))
+def test_title_and_text_are_cleaned_together_as_each_alone(title, text):
+    title, text = "".join(title), "".join(text)
+    if "-" not in title + text and "\u2010" not in title + text:  # a compound in one of them decides in both
+        one = join_title(title, text)
+        begin = len(one) - len(text.strip())
+        assert clean(one) == clean(one[:begin]) + clean(one[begin:])
+
+
+symbol = st.characters(categories=("So", "Sk"), min_codepoint=0x80, exclude_characters="\u00b4\u309b\u309c")
+
+
+@settings(max_examples=300, deadline=None)
+@given(symbol, st.sampled_from("So Sk Sm".split()), st.integers(0, 5), st.sampled_from(["{}{}", "{}{} ", " {}{}", "{} {} "]))
+def test_a_symbol_beside_a_word_hides_nothing_and_divides(sign, category, place, form):
+    """The words and what is read of them are the same; only no phrase goes over the symbol."""
+    parts = "new blog post on cloud storage".split()
+    before, after = " ".join(parts[: place + 1]), " ".join(parts[place + 1 :])
+    words = split_words(clean(f"{form.format(before, sign)}{after}"))
+    assert [word for word, _, _ in words] == parts, unicodedata.name(sign, category)
+    assert unit_numbers(words).tolist() == [int(i > place) for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "." * 400_000,
+        ". " * 200_000,
+        "a" * 400_000,
+        "a-\n" * 20_000,
+        "A--" * 20_000,
+        "&amp;" * 20_000,
+        "&#38;" * 20_000,
+        "\u00ad\n" * 20_000,
+        "a-" + "\n" * 400_000,
+        "\U0001f680" * 100_000,
+    ],
+    ids=lambda text: repr(text[:8]),
+)
+def test_cleaning_takes_time_in_proportion_to_the_text(text):
+    clean(text[:1000])
+    start = time.process_time()
+    clean(text)
+    assert time.process_time() - start < 3
