@@ -8,7 +8,7 @@ begin several lines, and the header and signature of an e-mail.
 
 Hyphens and slashes separate words (see `words`), but two words with one hyphen and nothing else between them are one term if
 - the second begins with a digit, or the first is a number: "COVID-19", "GPT-3.5", "2,4-D", "3D-printed";
-- one of them is a single Latin or Greek letter, also with a number: "k-means", "5-HT", "TGF-\u03b21";
+- one of them is a single Latin or Greek letter, the second also with a number: "k-means", "5-HT", "TGF-\u03b21";
 - both are acronyms, up to four capitals or capitals inside the word: "RT-PCR", "MERS-CoV", "CRISPR-Cas9";
 - the second makes an adjective of the first: "progression-free".
 A slash joins capitals and digits if one side has at most two of them: "TCP/IP", "9/11". Other compounds are not terms, since their parts
@@ -40,7 +40,7 @@ _NAME = r"[A-Z][\w.'\u2019-]*+"
 _SPEAKER = rf"(?:\*\*)?{_NAME}(?: (?:{_NAME}|[0-9]{{1,3}})){{0,3}}(?: \([^()\n]{{1,20}}\))?:(?:\*\*)?(?=\s|$)"
 _TIME = r"\[?(?:[0-9]{1,4}[-./][0-9]{1,2}[-./][0-9]{1,4},?\s)?[0-9]{1,2}(?::[0-9]{2}){1,2}(?:\s?[AaPp]\.?[Mm]\.?)?\]?(?:\s[-\u2013])?\s"
 _MARKER = re.compile(
-    rf"\s*(?:[{_J}]++|[^\w\s]{{1,6}}(?=\s)"  # bullets, # headings
+    rf"\s*(?:[{_J}]++|[^\w\s.,;:!?)\]}}]{{1,6}}(?=\s)"  # bullets, # headings
     r"|(?:\(?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)]|[0-9]{1,2}(?:\.[0-9]{1,2})+\.?)\s+"  # 1. a) (iv) 2.1
     r"|\[?[0-9]{4}-[0-9]{2}-[0-9]{2}|\[?[0-9]{1,2}:[0-9]{2}"  # times of logs and transcripts
     rf"|{_SPEAKER})"
@@ -75,11 +75,11 @@ _TAG = re.compile(
 
 # the terms
 _HYPHEN = re.compile(r"(?<=[\w+])[-\u2010-\u2013/](?=\w)")
-_LETTER = "[A-Za-z\u0370-\u03ff][0-9]{0,2}"
+_LETTER = "[A-Za-z\u0370-\u03ff]"
 _SHORT, _LONG = "[A-Z]{2,4}", "[A-Z]{5,}"  # acronyms; a line in capitals has longer words too
 _MIXED = "(?:[A-Za-z]*[a-z][A-Z][A-Za-z]*|[A-Z]{2,}[a-z]+|[A-Z][A-Za-z]*[0-9]+)"  # MiniLM, GANs, Cas9
 _BY_HYPHEN = re.compile(
-    rf".+ [0-9].*|(?:[0-9][0-9.,]*|[1-9]D) .+|{_LETTER} .+|.+ {_LETTER}"
+    rf".+ [0-9].*|(?:[0-9][0-9.,]*|[1-9]D) .+|{_LETTER} .+|.+ {_LETTER}[0-9]{{0,2}}"
     rf"|(?:{_SHORT}|{_MIXED}) (?:{_SHORT}|{_MIXED})|{_LONG} {_MIXED}|{_MIXED} {_LONG}"
     r"|.+ (?:free|like|related|specific|dependent|induced|mediated|driven|aware|oriented)"
 )

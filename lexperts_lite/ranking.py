@@ -15,7 +15,7 @@ from math import isfinite
 import numpy as np
 
 from .batches import Block
-from .candidates import CandidateSet, Spans
+from .candidates import Spans
 from .clean import clean_characters
 from .decoding import (
     apply_temperature, begin_units, join_probabilities, join_tags, mention_scores, tag_spans, word_tags,

@@ -16,7 +16,6 @@ from keyphrase_tools.calibration import (
     reliability,
 )
 from lexperts_lite.decoding import apply_temperature
-from lexperts_lite.phrase_features import NAMES
 
 
 def test_the_error_is_the_formula():
@@ -130,7 +129,7 @@ def test_a_field_that_was_set_after_loading_is_checked(extract, monkeypatch, fie
         extract(TEXTS)
 
 
-RANKER = {"bias": -1.0, "gold": 1.0, **dict.fromkeys(NAMES, 0.0), "labels": 0.9, "more_words": 0.6}
+RANKER = {"bias": -1.0, "gold": 1.0, "labels": 0.9, "more_words": 0.6}
 
 
 def test_a_temperature_is_that_of_the_rankers_scores_and_measured_through_the_pipeline(extract, tmp_path):

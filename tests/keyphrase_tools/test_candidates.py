@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from keyphrase_tools.labels import find_keyphrases
 from lexperts.cli.keyphrases import app
-from lexperts_lite import clean_text
+from lexperts_lite.clean import CleanText
 from lexperts_lite.candidates import Candidates
 from lexperts_lite.decoding import apply_temperature
 from lexperts_lite.words import split_words
@@ -81,7 +81,7 @@ CASES = [
 
 @pytest.mark.parametrize("text, candidates, expected", CASES)
 def test_a_mention_is_of_equal_words_in_one_unit_of_layout(text, candidates, expected):
-    source = clean_text.CleanText(text)
+    source = CleanText(text)
     words = split_words(source.text)
     found = Candidates(candidates).find(words)
     spans = {name: [(words[a][1], words[b - 1][2]) for a, b in spans] for name, spans in found.items()}

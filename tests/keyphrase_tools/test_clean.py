@@ -1,7 +1,6 @@
 """Cleaning: what is joined, what is left unchanged, and the mapping of spans back to the source."""
 
 import time
-import unicodedata
 
 import pytest
 from hypothesis import example, given, settings
@@ -103,18 +102,19 @@ def test_title_and_text_are_cleaned_together_as_each_alone(title, text):
         assert clean(one) == clean(one[:begin]) + clean(one[begin:])
 
 
-symbol = st.characters(categories=("So", "Sk"), min_codepoint=0x80, exclude_characters="\u00b4\u309b\u309c")
+symbol = st.characters(categories=("So", "Sk"), min_codepoint=0x80, exclude_characters="\u00b4")  # an apostrophe between letters
 
 
 @settings(max_examples=300, deadline=None)
-@given(symbol, st.sampled_from("So Sk Sm".split()), st.integers(0, 5), st.sampled_from(["{}{}", "{}{} ", " {}{}", "{} {} "]))
-def test_a_symbol_beside_a_word_hides_nothing_and_divides(sign, category, place, form):
-    """The words and what is read of them are the same; only no phrase goes over the symbol."""
+@given(symbol, st.integers(0, 5), st.sampled_from(["{}{}", "{}{} ", "{} {}", "{} {} "]))
+def test_a_symbol_beside_a_word_hides_nothing_and_divides(sign, place, form):
+    """A tokenizer that drops controls reads the same text; only no phrase goes over the symbol."""
     parts = "new blog post on cloud storage".split()
     before, after = " ".join(parts[: place + 1]), " ".join(parts[place + 1 :])
     words = split_words(clean(f"{form.format(before, sign)}{after}"))
-    assert [word for word, _, _ in words] == parts, unicodedata.name(sign, category)
-    assert unit_numbers(words).tolist() == [int(i > place) for i in range(6)]
+    assert words.text.replace(SEPARATOR, "").split() == [word for word, _, _ in words] == parts
+    units = unit_numbers(words)
+    assert (units - units[0]).tolist() == [int(i > place) for i in range(6)]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ import time
 import pytest
 from transformers import pipeline
 
-from lexperts_lite import clean_text
-from lexperts_lite.layout import unit_numbers
-from lexperts_lite.terms import continued_words
+from lexperts_lite.clean import clean
+from lexperts_lite.layout import continued_words, unit_numbers
 from lexperts_lite.words import split_words
 from tests.keyphrase_tools.known_answers import names
 
@@ -49,7 +48,7 @@ def assert_spans(text, phrases):
     for phrase in phrases:
         for mention in phrase["mentions"]:
             assert 0 <= mention["start"] < mention["end"] <= len(text) and 0 <= mention["score"] <= 1
-        piece = clean_text.clean(text[phrase["start"] : phrase["end"]].replace("\u00ad", ""))
+        piece = clean(text[phrase["start"] : phrase["end"]].replace("\u00ad", ""))
         assert " ".join(piece.split()) == phrase["keyphrase"] != ""
 
 
@@ -64,7 +63,7 @@ def test_any_text_has_phrases_at_its_own_places(extract, everything, text):
 
 @each
 def test_every_word_of_any_text_is_a_candidate_that_is_found(extract, text):
-    words = split_words(clean_text.clean(text))
+    words = split_words(clean(text))
     ends_of_terms = {word for (word, _, _), continued in zip(words, continued_words(words), strict=True) if continued}
     words = [word.lower() for (word, _, _), unit in zip(words, unit_numbers(words), strict=True) if unit >= 0]
     words = [word for word in dict.fromkeys(words) if len(word) < 60]

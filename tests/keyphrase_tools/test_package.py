@@ -36,7 +36,7 @@ def test_one_import_registers_the_models_and_gives_the_modules():
 
 @pytest.mark.parametrize("name", [
     "keyphrase_tools.labels", "keyphrase_tools.metrics", "keyphrase_tools.phrase_lists",
-    *(f"lexperts_lite.{name}" for name in ("call_options", "clean_text", "decoding", "terms", "words")),
+    *(f"lexperts_lite.{name}" for name in ("call_options", "clean", "decoding", "words")),
 ])  # fmt: skip
 def test_the_examples_of_docstrings_hold(name):
     result = doctest.testmod(importlib.import_module(name))

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from transformers import pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from lexperts_lite import clean_text
 from lexperts_lite.call_options import OPTIONS
-from lexperts_lite.clean_text import CleanText
+from lexperts_lite.clean import CleanText, clean
 from lexperts_lite.words import split_words
 from tests.keyphrase_tools.known_answers import LETTERS, TEXT, assert_same, names, random_text
 
@@ -121,12 +120,12 @@ unicode_texts = st.text(
 @example("👩\u200d🔬🇸🇮 深層学習 ไทย \ufffd graph \ufffd")
 @given(unicode_texts)
 def test_every_mention_is_a_piece_of_the_text_from_a_words_start_to_a_words_end(extract, text):
-    clean = CleanText(text)
-    words = [clean.source_span(start, end) for _, start, end in split_words(clean.text)]
+    source = CleanText(text)
+    words = [source.source_span(start, end) for _, start, end in split_words(source.text)]
     starts, ends = {start for start, _ in words}, {end for _, end in words}
     for phrase in extract(text, top_k=None):
         piece = text[phrase["start"] : phrase["end"]].replace("\u00ad", "")
-        assert phrase["keyphrase"] and clean_text.clean(" ".join(piece.split())) == phrase["keyphrase"]
+        assert phrase["keyphrase"] and clean(" ".join(piece.split())) == phrase["keyphrase"]
         assert 0 <= phrase["score"] <= 1
         for mention in phrase["mentions"]:
             assert mention["start"] in starts and mention["end"] in ends

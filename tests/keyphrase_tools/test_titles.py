@@ -164,9 +164,10 @@ def test_documents_with_and_without_titles_are_cut_as_each_alone(tokenizers, kin
 @settings(max_examples=25, deadline=None)
 @given(st.text("ab cutgr-\U0001f642é ", min_size=1, max_size=40), st.integers(1, 12))
 def test_a_truncated_title_is_the_titles_beginning_and_no_longer_than_the_limit(tokenizers, kind, title, limit):
-    (read,), (length,) = truncate_titles([title], tokenizers[kind], limit)
+    (read,) = truncate_titles([title], tokenizers[kind], limit)
+    length = count(tokenizers[kind], read)
     assert title.strip().startswith(read)
-    assert length == count(tokenizers[kind], read) <= limit
+    assert length <= limit
     if count(tokenizers[kind], title.strip()) <= limit:
         assert read == (title.strip() if length else "")
 

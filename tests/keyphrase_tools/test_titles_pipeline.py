@@ -13,7 +13,7 @@ from transformers import BertForTokenClassification, EvalPrediction
 from keyphrase_tools import KeyphraseExtractionPipeline
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
 from keyphrase_tools.labels import tokenize_documents
-from lexperts_lite.clean_text import clean as clean_text
+from lexperts_lite.clean import clean as clean_text
 from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.windows import WordProbabilities
 from lexperts_lite.words import join_title, split_words

@@ -9,12 +9,12 @@ from keyphrase_tools.export import export_model
 @pytest.fixture(scope="session")
 def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
     """A folder whose `model` is a tiny model with styles, rankers and word classes."""
-    from lexperts_lite.phrase_features import NAMES_WITH_SHAPE
+    from lexperts_lite.features import FEATURES
 
     model = tiny_seke("bert", styles=["phrases", "tags"])
     model.classifier.weight.data *= 30
     weights = {"bias": -1.0, "gold": 1.0, "span": 0.7, "mentions": 0.5, "noun_phrase": 0.2}
-    model.config.keyphrase_ranker = dict.fromkeys(NAMES_WITH_SHAPE, 0.0) | weights
+    model.config.keyphrase_ranker = dict.fromkeys(FEATURES, 0.0) | weights
     model.config.style_rankers = {"tags": model.config.keyphrase_ranker | {"one_word": 1.0}}
     model.config.keyphrase_temperature = 1.3
     size = model.config.hidden_size

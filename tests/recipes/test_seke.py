@@ -21,7 +21,7 @@ from lexperts.recipes.seke.arguments import ARGUMENTS, ModelArguments
 from lexperts.recipes.seke.data import UNLABELLED, Documents, MixtureSampler, hide_styles
 from lexperts.recipes.seke.distill import DistillationTrainer, new_student
 from lexperts.recipes.seke.ranking import SHOWN, score_tests
-from lexperts_lite.word_classes import CLASSES, MODIFIER, NOUN, OTHER
+from lexperts_lite.features import CLASSES, MODIFIER, NOUN, OTHER
 from modeling_seke import SekeForTokenClassification
 from run_tools.arguments import parse
 from tests.loopback_hub import LoopbackHub

@@ -43,7 +43,7 @@ def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
 def only_noun_phrases(file: Documents, tagger, language: str | None) -> Documents:
     """A copy of documents without a style, with those keyphrases that are noun phrases of two or more words there."""
     copy = Documents(file.source, file.name, "", [], [])
-    read = [read_document(text, i, False, True) for i, text in enumerate(file.texts)]
+    read = [read_document(text, i, True) for i, text in enumerate(file.texts)]
     for i, (document, classes) in enumerate(zip(read, classes_by_tags(tagger, read), strict=True)):
         stems = [stem(word, language) for word, _, _ in document.words]
         spans = [match.span() for match in NOUN_PHRASE.finditer("".join(map(str, classes)))]
