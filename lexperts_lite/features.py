@@ -16,6 +16,7 @@ import numpy as np
 
 from .decoding import B, I, O, begin_units, join_probabilities
 from .layout import continued_words, unit_numbers
+from .position_rank import position_ranks
 from .words import FUNCTION_WORDS, is_phrase_word, stem
 
 MAX_WORDS = 5  # per phrase
@@ -23,8 +24,15 @@ MIN_PROBABILITY = 0.02  # of a phrase's best mention
 LABEL_THRESHOLD = 0.15  # of the labels that the feature "labelled" looks at
 CLASSES = ("other", "modifier", "noun")  # of words
 OTHER, MODIFIER, NOUN = range(3)
-CLASSIFIER = "keyphrase_word_classes"  # in a configuration: for each class the weights of the backbone's last hidden states
-IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = 1, 2, 4, 8  # of words; ACRONYM: a function word that may be one, such as "IT"
+CLASSIFIER = (
+    "keyphrase_word_classes"  # in a configuration: for each class the weights of the backbone's last hidden states
+)
+IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = (
+    1,
+    2,
+    4,
+    8,
+)  # of words; ACRONYM: a function word that may be one, such as "IT"
 
 Words = Sequence[tuple[str, int, int]]  # of a text, as `split_words` returns them
 
@@ -134,9 +142,13 @@ class WordArrays:
         self.after = np.where(ends_unit, 0.0, np.append(self.p[1:, I], 0.0)[: len(facts)])
         self.continued = np.where(ends_unit, False, np.append(self.continues[1:], False)[: len(facts)])
 
-    def per_document(self, values: np.ndarray) -> np.ndarray:
+    def total(self, values: np.ndarray) -> np.ndarray:
         """The sum in each document of values of the allowed words."""
         return np.bincount(self.document[self.allowed], values[self.allowed], minlength=len(self.lengths))
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Their mean."""
+        return self.total(values) / self.total(np.ones(len(values))).clip(min=1)
 
 
 class Phrases:
@@ -174,10 +186,21 @@ class Phrases:
         """The number of mentions."""
         return np.diff(np.append(self.bounds, len(self.mentions.start)))
 
+    def central(self) -> np.ndarray:
+        """The sum of the ranks of the first mention's words, see `position_rank`."""
+        words, counted = self.words, self.words.allowed & ~self.words.functional
+        position = np.arange(len(words.p)) - words.starts[words.document]
+        ranks = position_ranks(words.stems, words.document, position, counted)
+        central = ranks[self.first]
+        for step in range(1, MAX_WORDS):
+            longer = self.lengths > step
+            central[longer] += ranks[self.first[longer] + step]
+        return central
+
     def noun_phrases(self) -> np.ndarray:
         """The probability `(M,)` that a mention w_1 .. w_n is a noun phrase that goes on neither to its left nor to its right:
 
-            min_i (1 - p(other | w_i)) p(noun | w_n) p(other | word before) (1 - p(noun | word after))
+        min_i (1 - p(other | w_i)) p(noun | w_n) p(other | word before) (1 - p(noun | word after))
         """
         words, (start, length) = self.words, (self.mentions.start, self.mentions.length)
         other = np.append(np.where(words.allowed, words.classes[:, OTHER], 1.0), 1.0)
@@ -212,9 +235,10 @@ FEATURES: dict[str, Callable[[Phrases], np.ndarray]] = {
     "more_words": lambda of: of.lengths > 3,
     "labelled": lambda of: of.best(of.mentions.labelled),
     "function_word": lambda of: of.best(of.mentions.function_word),
+    "central": lambda of: of.central(),
     "document": lambda of: np.log(of.words.lengths[of.document]),
-    "density": lambda of: np.log(of.words.per_document(1 - of.words.p[:, O]) / of.words.per_document(np.ones(len(of.words.p))).clip(1) + 1e-3)[of.document],
-    "begins": lambda of: np.log1p(of.words.per_document(of.words.p[:, B]))[of.document],
+    "density": lambda of: np.log(of.words.mean(1 - of.words.p[:, O]) + 1e-3)[of.document],
+    "begins": lambda of: np.log1p(of.words.total(of.words.p[:, B]))[of.document],
     "noun_phrase": lambda of: of.total(of.noun_phrases()) / of.count(),
     "best_noun_phrase": lambda of: of.best(of.noun_phrases()),
     "noun_phrases": lambda of: np.log1p(of.total(of.noun_phrases())),

@@ -18,7 +18,13 @@ from .batches import Block
 from .candidates import Spans
 from .clean import clean_characters
 from .decoding import (
-    apply_temperature, begin_units, join_probabilities, join_tags, mention_scores, tag_spans, word_tags,
+    apply_temperature,
+    begin_units,
+    join_probabilities,
+    join_tags,
+    mention_scores,
+    tag_spans,
+    word_tags,
 )  # fmt: skip
 from .diversity import diversify, phrase_vectors
 from .features import CLASSES, CLASSIFIER, FEATURES, NOUN_FEATURES, PhraseTable, Words, find_phrases
@@ -47,7 +53,9 @@ class PhraseRanker:
         again = "Fit it again with keyphrase_tools.ranker_fit.fit_ranker, or set model.config.keyphrase_ranker = None."
         self.names = tuple(name for name in FEATURES if name in weights)
         if wrong := sorted(set(weights) ^ {"bias", "gold", *self.names}):
-            raise ValueError(f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. {again}")
+            raise ValueError(
+                f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. {again}"
+            )
         for name, value in weights.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
                 raise ValueError(f"keyphrase_ranker has {name}={value!r}, which is not a finite number. {again}")
