@@ -66,7 +66,7 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
             For each of `styles`, the weights that are used instead if this style is asked for.
         keyphrase_word_classes (`dict[str, list[float]]`, default `None`):
             Bias and weights of a linear layer on the backbone's states that tells nouns, their modifiers and other words apart,
-            which `keyphrase_ranker` may use. Fitted by `lexperts_lite.word_classes.fit_word_classes`.
+            which `keyphrase_ranker` may use. Fitted by `keyphrase_tools.ranker_fit.fit_word_classes`.
         id2label, label2id, num_labels:
             The labels; `O`, `B-KEY`, `I-KEY` by default.
 

@@ -182,8 +182,12 @@ def test_features_of_a_phrase_with_two_mentions_by_hand():
     #      Graph       cuts        ,       and     a       graph       cut         of      networks
     p = [(0.8, 0.1), (0.1, 0.6), (0, 0), (0, 0), (0, 0), (0.5, 0.2), (0.1, 0.5), (0, 0), (0.3, 0.0)]
     (table,) = find_phrases(
-        [(words, probabilities(*p))], names=(names := [name for name in FEATURES if "noun" not in name])
+        [(words, probabilities(*p))],
+        names=(names := [name for name in FEATURES if "noun" not in name and name != "central"]),
     )
+    (product,) = find_phrases([(words, probabilities(*p))], names=["density x span"])
+    a, b = names.index("density"), names.index("span")
+    np.testing.assert_array_equal(product.features[:, 0], table.features[:, a] * table.features[:, b])
     graph, graph_cut = [dict(zip(names, row, strict=True)) for row in table.features[:2]]
     assert spans_of(table)[:2] == [[(0, 1), (5, 6)], [(0, 2), (5, 7)]]
     span = np.array([0.8 * 0.6, 0.5 * 0.5])  # p(B) p(I); the words after them cannot continue the phrase
