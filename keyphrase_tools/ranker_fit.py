@@ -24,7 +24,9 @@ from lexperts_lite.words import check_language, stem
 DECAY = 0.4
 OF_DOCUMENT = ("document", "density", "begins")  # features that are the same for all phrases of a document
 DIGITS = 5  # of a weight of the classifier
-LEAST_SPREAD = 0.01  # of a dimension, relative to the median: one that hardly varies would get a weight that swamps the others
+LEAST_SPREAD = (
+    0.01  # of a dimension, relative to the median: one that hardly varies would get a weight that swamps the others
+)
 
 
 def fit_ranker(

@@ -47,7 +47,9 @@ _MARKS = re.compile(  # a run of twelve or more, of which three stay: a model re
     )
 )
 _SOFT_HYPHENS = re.compile("\u00ad+(\\s*+)")
-_BROKEN = regex.compile(r"(?<![\p{L}\p{M}\p{N}])([\p{L}\p{M}\p{N}]++)[-\u2010](\s++)(?=([\p{L}\p{N}][\p{L}\p{M}\p{N}]*+))")
+_BROKEN = regex.compile(
+    r"(?<![\p{L}\p{M}\p{N}])([\p{L}\p{M}\p{N}]++)[-\u2010](\s++)(?=([\p{L}\p{N}][\p{L}\p{M}\p{N}]*+))"
+)
 _BOTH_HALVES = regex.compile(_BROKEN.pattern + r"[\p{L}\p{M}\p{N}]++")
 _COMPOUND = regex.compile(r"(?<![\p{L}\p{M}])([\p{L}\p{M}]++)[-\u2010](?=([\p{L}\p{M}]++))")
 _DASH_OF_NAMES = regex.compile(r"(?<!-)--(?=\p{Lu}\p{L})(?<=\b\p{Lu}[\p{L}\p{M}]+--)")  # LaTeX: Navier--Stokes

@@ -10,21 +10,31 @@ Letters: W words, p(O), p(B), p(I) the word probabilities, C phrases, M mentions
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from .decoding import B, I, O, begin_units, join_probabilities
 from .layout import continued_words, unit_numbers
+from .position_rank import position_ranks
 from .words import FUNCTION_WORDS, is_phrase_word, stem
 
 MAX_WORDS = 5  # per phrase
 MIN_PROBABILITY = 0.02  # of a phrase's best mention
+PRODUCT = " x "  # between the names of features
 LABEL_THRESHOLD = 0.15  # of the labels that the feature "labelled" looks at
 CLASSES = ("other", "modifier", "noun")  # of words
 OTHER, MODIFIER, NOUN = range(3)
-CLASSIFIER = "keyphrase_word_classes"  # in a configuration: for each class the weights of the backbone's last hidden states
-IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = 1, 2, 4, 8  # of words; ACRONYM: a function word that may be one, such as "IT"
+CLASSIFIER = (
+    "keyphrase_word_classes"  # in a configuration: for each class the weights of the backbone's last hidden states
+)
+IN_PHRASE, FUNCTIONAL, CAPITALS, ACRONYM = (
+    1,
+    2,
+    4,
+    8,
+)  # of words; ACRONYM: a function word that may be one, such as "IT"
 
 Words = Sequence[tuple[str, int, int]]  # of a text, as `split_words` returns them
 
@@ -134,9 +144,13 @@ class WordArrays:
         self.after = np.where(ends_unit, 0.0, np.append(self.p[1:, I], 0.0)[: len(facts)])
         self.continued = np.where(ends_unit, False, np.append(self.continues[1:], False)[: len(facts)])
 
-    def per_document(self, values: np.ndarray) -> np.ndarray:
+    def total(self, values: np.ndarray) -> np.ndarray:
         """The sum in each document of values of the allowed words."""
         return np.bincount(self.document[self.allowed], values[self.allowed], minlength=len(self.lengths))
+
+    def mean(self, values: np.ndarray) -> np.ndarray:
+        """Their mean."""
+        return self.total(values) / self.total(np.ones(len(values))).clip(min=1)
 
 
 class Phrases:
@@ -174,10 +188,21 @@ class Phrases:
         """The number of mentions."""
         return np.diff(np.append(self.bounds, len(self.mentions.start)))
 
+    def central(self) -> np.ndarray:
+        """The sum of the ranks of the first mention's words, see `position_rank`."""
+        words, counted = self.words, self.words.allowed & ~self.words.functional
+        position = np.arange(len(words.p)) - words.starts[words.document]
+        ranks = position_ranks(words.stems, words.document, position, counted)
+        central = ranks[self.first]
+        for step in range(1, MAX_WORDS):
+            longer = self.lengths > step
+            central[longer] += ranks[self.first[longer] + step]
+        return central
+
     def noun_phrases(self) -> np.ndarray:
         """The probability `(M,)` that a mention w_1 .. w_n is a noun phrase that goes on neither to its left nor to its right:
 
-            min_i (1 - p(other | w_i)) p(noun | w_n) p(other | word before) (1 - p(noun | word after))
+        min_i (1 - p(other | w_i)) p(noun | w_n) p(other | word before) (1 - p(noun | word after))
         """
         words, (start, length) = self.words, (self.mentions.start, self.mentions.length)
         other = np.append(np.where(words.allowed, words.classes[:, OTHER], 1.0), 1.0)
@@ -212,9 +237,10 @@ FEATURES: dict[str, Callable[[Phrases], np.ndarray]] = {
     "more_words": lambda of: of.lengths > 3,
     "labelled": lambda of: of.best(of.mentions.labelled),
     "function_word": lambda of: of.best(of.mentions.function_word),
+    "central": lambda of: of.central(),
     "document": lambda of: np.log(of.words.lengths[of.document]),
-    "density": lambda of: np.log(of.words.per_document(1 - of.words.p[:, O]) / of.words.per_document(np.ones(len(of.words.p))).clip(1) + 1e-3)[of.document],
-    "begins": lambda of: np.log1p(of.words.per_document(of.words.p[:, B]))[of.document],
+    "density": lambda of: np.log(of.words.mean(1 - of.words.p[:, O]) + 1e-3)[of.document],
+    "begins": lambda of: np.log1p(of.words.total(of.words.p[:, B]))[of.document],
     "noun_phrase": lambda of: of.total(of.noun_phrases()) / of.count(),
     "best_noun_phrase": lambda of: of.best(of.noun_phrases()),
     "noun_phrases": lambda of: np.log1p(of.total(of.noun_phrases())),
@@ -235,7 +261,7 @@ def find_phrases(
         documents: the W words of each, and their probabilities `(W, 3)` of O, B and I.
         language: of the stems by which phrases are compared, see `words.stem`.
         classes: for each document the probabilities `(W, 3)` of its words' CLASSES.
-        names: of the features; by default all, those of noun phrases only with classes.
+        names: of the features, or of products of them, "density x span"; by default all features, those of noun phrases only with classes.
     """
     if not documents:
         return []
@@ -246,7 +272,9 @@ def find_phrases(
     phrases = Phrases(words, found, lengths)
     features = np.zeros((0, len(names)))
     if lengths.size:
-        features = np.stack([np.asarray(FEATURES[name](phrases), dtype=np.float64) for name in names], axis=1)
+        found_of = {part: FEATURES[part](phrases) for name in names for part in name.split(PRODUCT)}
+        columns = [prod(found_of[part].astype(np.float64) for part in name.split(PRODUCT)) for name in names]
+        features = np.stack(columns, axis=1)
     cuts, tables = np.searchsorted(phrases.first, words.starts), []
     bounds, found = np.append(phrases.bounds, len(phrases.mentions.start)), phrases.mentions
     for document, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):

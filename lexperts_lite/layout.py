@@ -46,11 +46,15 @@ _MARKER = re.compile(
     rf"|{_SPEAKER})"
 )
 _FORM = re.compile(r"[A-Z][\w'-]*+(?: [\w'-]++){0,3}+:\s")  # "Clinical history: ..."
-_HEAD = re.compile(r"\S+(?: \S+){0,4}?(?: [-\u2013\u2014=:|] |: |\t|,(?=[^\s\d])|(?<!\d),(?=\S))")  # "respiration - ...", "Anna,34"
+_HEAD = re.compile(
+    r"\S+(?: \S+){0,4}?(?: [-\u2013\u2014=:|] |: |\t|,(?=[^\s\d])|(?<!\d),(?=\S))"
+)  # "respiration - ...", "Anna,34"
 _FENCES, _HASH = ("```", "~~~"), re.compile(r"\s*#{1,6}\s")
 
 # what is in no phrase
-_LABEL = re.compile(rf"^[ \t]*+(?:({_TIME})(\w[\w.'\u2019-]*+(?: [\w.'\u2019-]++){{0,3}}:)(?=\s|$)|({_SPEAKER}))", re.MULTILINE)
+_LABEL = re.compile(
+    rf"^[ \t]*+(?:({_TIME})(\w[\w.'\u2019-]*+(?: [\w.'\u2019-]++){{0,3}}:)(?=\s|$)|({_SPEAKER}))", re.MULTILINE
+)
 _SIGNATURE = re.compile(r"^-- ?+\r?\n(?:[^\S\n]*+\S.*+\n?){1,8}", re.MULTILINE)  # of an e-mail, to the next blank line
 _FIELD = r"^([A-Z][A-Za-z-]*+):[^\n]*+(?:\n[ \t]++\S[^\n]*+)*+(?:\n|\Z)"  # of an e-mail's header, with lines that continue it
 _FIELDS, _HEADER = re.compile(_FIELD, re.MULTILINE), re.compile(f"(?:{_FIELD}){{2,}}+", re.MULTILINE)
@@ -70,7 +74,8 @@ _ADDRESS = re.compile(
 _ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
 _FLAG = r"\s++(?:hidden|disabled|checked|async|defer|controls|selected|required|readonly)(?=[\s/>])"
 _TAG = re.compile(
-    rf"<!--|-->|<[!?][A-Za-z][^<>]*+>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)(?:{_ATTRIBUTE}|{_FLAG})*+\s*+/?>", re.IGNORECASE
+    rf"<!--|-->|<[!?][A-Za-z][^<>]*+>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)(?:{_ATTRIBUTE}|{_FLAG})*+\s*+/?>",
+    re.IGNORECASE,
 )
 
 # the terms

@@ -18,10 +18,16 @@ from .batches import Block
 from .candidates import Spans
 from .clean import clean_characters
 from .decoding import (
-    apply_temperature, begin_units, join_probabilities, join_tags, mention_scores, tag_spans, word_tags,
+    apply_temperature,
+    begin_units,
+    join_probabilities,
+    join_tags,
+    mention_scores,
+    tag_spans,
+    word_tags,
 )  # fmt: skip
 from .diversity import diversify, phrase_vectors
-from .features import CLASSES, CLASSIFIER, FEATURES, NOUN_FEATURES, PhraseTable, Words, find_phrases
+from .features import CLASSES, CLASSIFIER, FEATURES, NOUN_FEATURES, PRODUCT, PhraseTable, Words, find_phrases
 from .layout import continued_words, unit_numbers
 from .words import APOSTROPHES, is_phrase, split_phrase, stem, stem_phrase
 
@@ -32,7 +38,7 @@ class PhraseRanker:
     """P(keyphrase) = sigmoid(bias + sum of weight x feature).
 
     Args:
-        weights: for "bias" and some of FEATURES; and "gold", the number of gold keyphrases per expected one, which is above 1 since some are
+        weights: for "bias" and some of FEATURES, or products of two ("density x span", which new fits do not have); and "gold", the number of gold keyphrases per expected one, which is above 1 since some are
             not among the candidates.
 
     Attributes:
@@ -45,13 +51,15 @@ class PhraseRanker:
 
     def __init__(self, weights: Mapping[str, float]):
         again = "Fit it again with keyphrase_tools.ranker_fit.fit_ranker, or set model.config.keyphrase_ranker = None."
-        self.names = tuple(name for name in FEATURES if name in weights)
+        self.names = tuple(name for name in weights if all(part in FEATURES for part in name.split(PRODUCT)))
         if wrong := sorted(set(weights) ^ {"bias", "gold", *self.names}):
-            raise ValueError(f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. {again}")
+            raise ValueError(
+                f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. {again}"
+            )
         for name, value in weights.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
                 raise ValueError(f"keyphrase_ranker has {name}={value!r}, which is not a finite number. {again}")
-        self.reads_classes = not NOUN_FEATURES.isdisjoint(self.names)
+        self.reads_classes = any(part in NOUN_FEATURES for name in self.names for part in name.split(PRODUCT))
         self._bias, self._weights = weights["bias"], np.array([weights[name] for name in self.names])
         self._gold = weights["gold"]
 

@@ -14,8 +14,8 @@ import numpy as np
 from .batches import Block, pad_windows, prepare_ahead, split_windows
 from .call_options import UNSET, check_batch_size, check_call_options, check_number, check_temperature
 from .diversity import WordStates
-from .input_documents import InputDocument, read_document, split_into_blocks
 from .features import MIN_PROBABILITY
+from .input_documents import InputDocument, read_document, split_into_blocks
 from .ranking import PhraseRanker, RankedPhrases, select_phrases
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, WordProbabilities, encode_windows

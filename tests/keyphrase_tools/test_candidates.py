@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from keyphrase_tools.labels import find_keyphrases
 from lexperts.cli.keyphrases import app
-from lexperts_lite.clean import CleanText
 from lexperts_lite.candidates import Candidates
+from lexperts_lite.clean import CleanText
 from lexperts_lite.decoding import apply_temperature
 from lexperts_lite.words import split_words
 from tests.corpora import as_written, extract_file, lines, write_jsonl

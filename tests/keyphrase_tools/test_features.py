@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lexperts_lite.decoding import B, I, O, begin_units, join_probabilities, mention_scores, tag_spans, word_tags
 from lexperts_lite.features import FEATURES, LABEL_THRESHOLD, MAX_WORDS, MIN_PROBABILITY, WordArrays, find_phrases
 from lexperts_lite.layout import continued_words, in_one_unit, is_whole, unit_numbers
+from lexperts_lite.position_rank import position_ranks
 from lexperts_lite.words import FUNCTION_WORDS, is_phrase, split_words, stem, stem_phrase
 
 
@@ -27,11 +28,16 @@ class Plain:
         self.allowed = [is_phrase([word]) and unit >= 0 for (word, _, _), unit in zip(words, self.units, strict=True)]
         self.stems = [stem(word, language) for word, _, _ in words]
         self.functional = [language == "english" and self.is_function_word(i) for i in range(len(words))]
+        counted = np.array(self.allowed, dtype=bool) & ~np.array(self.functional, dtype=bool)
+        number, zeros = [sorted(set(self.stems)).index(stem) for stem in self.stems], np.zeros(len(words), dtype=int)
+        self.ranks = position_ranks(np.array(number, dtype=int), zeros, np.arange(len(words)), counted)
         self.labelled = set(tag_spans(word_tags(self.p, LABEL_THRESHOLD), self.units))
         places = range(len(words))
         spans = [(a, b) for a in places for b in range(a + 1, a + 1 + MAX_WORDS) if self.may_be(a, b)]
         probable = {self.key(span) for span in spans if self.is_probable(*span)}
-        of: dict = {key: [span for span in spans if self.key(span) == key] for key in map(self.key, spans) if key in probable}
+        of: dict = {
+            key: [span for span in spans if self.key(span) == key] for key in map(self.key, spans) if key in probable
+        }
         self.phrases = sorted(((own, self.features(own)) for own in of.values()), key=lambda phrase: phrase[0][0])
 
     def key(self, span):
@@ -42,12 +48,16 @@ class Plain:
         return within and all(self.allowed[a:b])
 
     def is_probable(self, a, b):
-        return not all(self.functional[a:b]) and (self.span(a, b) >= MIN_PROBABILITY or self.is_longest_noun_phrase(a, b))
+        return not all(self.functional[a:b]) and (
+            self.span(a, b) >= MIN_PROBABILITY or self.is_longest_noun_phrase(a, b)
+        )
 
     def is_function_word(self, i):
         """Whether a word is an article, a preposition, a pronoun or the like, and not an acronym such as "IT"."""
         word = self.words[i][0]
-        beside = [self.words[j][0] for j in (i - 1, i + 1) if 0 <= j < len(self.words) and self.units[j] == self.units[i]]
+        beside = [
+            self.words[j][0] for j in (i - 1, i + 1) if 0 <= j < len(self.words) and self.units[j] == self.units[i]
+        ]
         beside = [other for other in beside if is_phrase([other])]
         acronym = word.isupper() and len(word) > 1 and not (beside and all(other.isupper() for other in beside))
         return word.lower() in FUNCTION_WORDS and not acronym
@@ -63,7 +73,11 @@ class Plain:
 
     def is_longest_noun_phrase(self, a, b):
         def inside(i):
-            return self.beside(a, i) and self.allowed[i] and max(self.noun[i], 1 - self.other[i] - self.noun[i]) > self.other[i]
+            return (
+                self.beside(a, i)
+                and self.allowed[i]
+                and max(self.noun[i], 1 - self.other[i] - self.noun[i]) > self.other[i]
+            )
 
         run = a
         while inside(run):
@@ -99,6 +113,7 @@ class Plain:
             "document": np.log(len(p)),
             "density": np.log((1 - allowed[:, O]).mean() + 1e-3),
             "begins": np.log1p(allowed[:, B].sum()),
+            "central": self.ranks[first : first + n].sum(),
             "noun_phrase": nouns.mean(),
             "best_noun_phrase": nouns.max(),
             "noun_phrases": np.log1p(nouns.sum()),
@@ -111,7 +126,24 @@ def spans_of(table):
     return [spans[a:b] for a, b in pairwise(table.bounds)]
 
 
-WORDS = "graph cuts Graphs cut , a of net IT OF GRAPH - a@b.org k-cuts 2-D D".split() + ["\n\n"]
+WORDS = [
+    "graph",
+    "cuts",
+    "Graphs",
+    "cut",
+    ",",
+    "a",
+    "of",
+    "net",
+    "IT",
+    "OF",
+    "GRAPH",
+    "-",
+    "a@b.org",
+    "k-cuts",
+    "2-D",
+    "D",
+] + ["\n\n"]
 
 
 @settings(max_examples=150, deadline=None)
@@ -149,7 +181,13 @@ def test_features_of_a_phrase_with_two_mentions_by_hand():
     words = split_words("Graph cuts, and a graph cut of networks")
     #      Graph       cuts        ,       and     a       graph       cut         of      networks
     p = [(0.8, 0.1), (0.1, 0.6), (0, 0), (0, 0), (0, 0), (0.5, 0.2), (0.1, 0.5), (0, 0), (0.3, 0.0)]
-    (table,) = find_phrases([(words, probabilities(*p))], names=(names := [name for name in FEATURES if "noun" not in name]))
+    (table,) = find_phrases(
+        [(words, probabilities(*p))],
+        names=(names := [name for name in FEATURES if "noun" not in name and name != "central"]),
+    )
+    (product,) = find_phrases([(words, probabilities(*p))], names=["density x span"])
+    a, b = names.index("density"), names.index("span")
+    np.testing.assert_array_equal(product.features[:, 0], table.features[:, a] * table.features[:, b])
     graph, graph_cut = [dict(zip(names, row, strict=True)) for row in table.features[:2]]
     assert spans_of(table)[:2] == [[(0, 1), (5, 6)], [(0, 2), (5, 7)]]
     span = np.array([0.8 * 0.6, 0.5 * 0.5])  # p(B) p(I); the words after them cannot continue the phrase
