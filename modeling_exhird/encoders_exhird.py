@@ -86,7 +86,7 @@ class TransformerEncoder(nn.Module):
         return self.norm(x) * mask[..., None], None
 
 
-ENCODER_CLASSES = {"bigru": RecurrentEncoder, "transformer": TransformerEncoder}
+ENCODER_CLASSES: dict[str, type] = {"bigru": RecurrentEncoder, "transformer": TransformerEncoder}
 
 
 class DecoderInit(nn.Module):

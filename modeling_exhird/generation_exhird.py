@@ -114,7 +114,7 @@ class KeyphraseGenerator:
         that is done. Of a document with `candidates` these and the generated phrases, the most probable first.
 
         Raises:
-            TypeError: for what is no document.
+            TypeError: for what is not a document.
             ValueError: for candidates, if the model cannot score given phrases.
         """
         documents, start = iter(documents), 0

@@ -95,7 +95,7 @@ class ExhirdEncoder(ExhirdPreTrainedModel):
         super().__init__(config)
         config.check()
         self.embeddings = nn.Embedding(config.vocab_size, config.word_size)
-        self.word_encoder = ENCODER_CLASSES[config.encoder_type](config)
+        self.word_encoder: nn.Module = ENCODER_CLASSES[config.encoder_type](config)
         self.start = DecoderInit(config)
         self.post_init()
 

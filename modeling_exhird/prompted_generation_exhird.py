@@ -134,7 +134,7 @@ class PromptedKeyphraseGenerator(KeyphraseGenerator):
         return phrases
 
     def read_candidates(self, candidates: Sequence[str]) -> list[Written]:
-        """Candidates as phrases; those without a word are left out with a warning."""
+        """Candidates as phrases; those that have no words are left out with a warning."""
         read = [Written(phrase_words(text, known_numbers=True), " ".join(text.split()), 0.0) for text in candidates]
         for phrase in read:
             if not has_words(phrase.words):

@@ -5,7 +5,7 @@ An answer is ` graph cuts ; max flow | image segmentation` and EOS: present phra
 marks are single tokens that the decoder has already. The configuration of a model that writes such answers has the field
 `keyphrase_generation`: those of `PromptSettings` that differ from their defaults.
 
-Prompts are `Title: TITLE`, `Text: TEXT` and `Keyphrases:`, a line each.
+Prompts are the lines `Title: TITLE`, `Text: TEXT` and `Keyphrases:`.
 """
 
 from collections import Counter
@@ -153,7 +153,7 @@ class PromptFormat:
 
     def document_answer(self, title: str, text: str, keyphrases, max_words: int | None, counts: Counter):
         """The answer of a document, or `None` if it has no words or no keyphrases; dropped phrases are counted."""
-        source, texts = document_words(title, text)[0], {}
+        source, texts = document_words(title, text)[0], dict[tuple[str, ...], str]()
         for phrase in split_keyphrases(keyphrases):
             words, phrase = phrase_words(phrase, known_numbers=True), replace_surrogates(" ".join(phrase.split()))
             if not has_words(words):

@@ -90,7 +90,7 @@ def changed(args: ModelArguments, *without: str) -> dict:
 def make_decoder(args: ModelArguments, data_args: DataArguments, rows: Rows):
     """A stock decoder, with an adapter if there is a rank for it; tokenized splits, and their collator."""
     model, tokenizer = open_model(AutoModelForCausalLM, args.backbone, dtype="float32"), open_tokenizer(args.backbone)
-    model.config.name_or_path = published_name(args.backbone)
+    model.config.name_or_path = published_name(str(args.backbone))
     length = {"max_source_length": data_args.max_source_length} if data_args.max_source_length else {}
     model.config.keyphrase_generation = changed(args, "backbone", "adapter_rank") | length
     splits = tokenize(rows, tokenize_prompts, tokenizer=tokenizer, config=model.config, max_length=data_args.max_length)
