@@ -1,0 +1,56 @@
+"""PositionRank against a plain solution of its equation."""
+
+import numpy as np
+import pytest
+
+from lexperts_lite.position_rank import DAMPING, FLOOR, WINDOW, position_ranks
+
+
+def plain(numbers, counted):
+    """log(n r) of the words of one document, by matrices."""
+    chosen = [i for i, is_counted in enumerate(counted) if is_counted]
+    names = sorted({numbers[i] for i in chosen})
+    index, n = {name: i for i, name in enumerate(names)}, len(names)
+    weights, start = np.zeros((n, n)), np.zeros(n)
+    for i in chosen:
+        start[index[numbers[i]]] += 1 / (1 + i)
+        for j in chosen:
+            if 0 < j - i < WINDOW and numbers[i] != numbers[j]:
+                a, b = index[numbers[i]], index[numbers[j]]
+                weights[a, b] += 1
+                weights[b, a] += 1
+    start /= start.sum()
+    moves = weights / np.maximum(weights.sum(0), 1)
+    r = np.linalg.solve(np.eye(n) - DAMPING * moves, (1 - DAMPING) * start)
+    return np.array([np.log(n * r[index[numbers[i]]] + FLOOR) if counted[i] else 0 for i in range(len(numbers))])
+
+
+@pytest.mark.parametrize("lengths", [[30], [40, 7, 25], [1, 60]], ids=str)
+def test_ranks_solve_the_equation_in_each_document(lengths):
+    random = np.random.default_rng(0)
+    documents = [(random.integers(0, 12, length), random.random(length) < 0.7) for length in lengths]
+    for _, counted in documents:
+        counted[0] = True
+    found = position_ranks(
+        np.concatenate([numbers for numbers, _ in documents]),
+        np.repeat(np.arange(len(lengths)), lengths),
+        np.concatenate([np.arange(length) for length in lengths]),
+        np.concatenate([counted for _, counted in documents]),
+    )
+    expected = np.concatenate([plain(numbers.tolist(), counted.tolist()) for numbers, counted in documents])
+    np.testing.assert_allclose(found, expected, atol=0.15)  # the iteration stops early
+    np.testing.assert_array_equal(np.argsort(found[: lengths[0]])[-3:], np.argsort(expected[: lengths[0]])[-3:])
+
+
+def test_an_early_word_and_a_frequent_word_rank_above_others():
+    words = ["owl", "nest", "egg", "owl", "wing", "owl", "tail"]
+    numbers = np.array([sorted(set(words)).index(word) for word in words])
+    everywhere = np.ones(len(words), dtype=bool)
+    ranks = dict(zip(words, position_ranks(numbers, np.zeros(7, int), np.arange(7), everywhere), strict=True))
+    assert max(ranks, key=ranks.get) == "owl" and ranks["nest"] > ranks["tail"]
+
+
+@pytest.mark.parametrize("counted", [[], [False, False]])
+def test_no_word_is_counted(counted):
+    zeros = np.zeros(len(counted), dtype=int)
+    assert not position_ranks(zeros, zeros, zeros, np.array(counted, dtype=bool)).any()
