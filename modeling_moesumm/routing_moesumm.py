@@ -179,5 +179,5 @@ def check_has_labels(config, decoder_input_ids):
 
 
 def past_length(cache) -> int:
-    """Tokens in the decoder's cache; 0 in compiled graphs, which reading it would break."""
-    return 0 if cache is None or torch.compiler.is_compiling() else int(cache.get_seq_length())
+    """Tokens in the decoder's cache; 0 in compiled graphs, which reading it would break, and in continuous batching."""
+    return 0 if torch.compiler.is_compiling() or not hasattr(cache, "get_seq_length") else int(cache.get_seq_length())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from tests.modeling_moesumm.conftest import DECODERS, each_kind, for_backbone, tiny_backbone, tiny_moesumm, without
 
@@ -80,6 +81,25 @@ def test_a_static_cache_and_flat_moe_write_the_same(backbone, texts):
     assert torch.equal(static, generate(model, texts))
     flat = tiny_moesumm(backbone, main_expert=False)
     assert torch.equal(generate(flat, texts), generate(flat, without(texts, "dataset_ids"), use_cache=False))
+
+
+@one_of_each
+def test_embeddings_write_what_their_tokens_write(backbone, texts):
+    model, texts = tiny_moesumm(backbone), for_backbone(texts, backbone, "left")
+    embedded = without(texts, "input_ids") | {"inputs_embeds": model.get_input_embeddings()(texts["input_ids"])}
+    assert torch.equal(generate(model, embedded)[:, -NEW:], generate(model, texts)[:, -NEW:])
+
+
+def test_continuous_batching_writes_what_the_main_expert_writes(texts):
+    model, texts = tiny_moesumm("llama"), for_backbone(texts, "llama", "left")
+    prompts = [ids[mask].tolist() for ids, mask in zip(texts["input_ids"], texts["attention_mask"].bool(), strict=True)]
+    config = GenerationConfig(
+        max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=1, use_cuda_graph=False
+    )
+    sizes = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+    found = [output.generated_tokens for output in model.generate_batch(prompts, config, sizes).values()]
+    expected = generate(model, texts, main_expert_only=True, eos_token_id=None)[:, -NEW:].tolist()
+    assert sorted(found) == sorted(expected)
 
 
 def test_scores_are_those_of_training_and_come_with_their_rows(texts):

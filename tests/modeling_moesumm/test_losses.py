@@ -124,9 +124,8 @@ def test_the_last_layers_margin_takes_encoder_outputs_and_records_deputies(batch
     states = model.get_encoder()(batch["input_ids"], batch["attention_mask"], dataset_ids=batch["dataset_ids"])
     assert_close(model(**without(batch, "input_ids"), encoder_outputs=states).loss, whole.loss)
     expected = tiny_moesumm()(**batch, output_router_indices=True)
-    assert torch.equal(whole.logits, expected.logits)
-    for name in ("encoder_expert_indices", "decoder_expert_indices", "decoder_expert_weights"):
-        assert all(map(torch.equal, whole[name], expected[name])) and len(whole[name]) == 2
+    for name in ("logits", "encoder_expert_indices", "decoder_expert_indices", "decoder_expert_weights"):
+        assert_close(whole[name], expected[name])
 
 
 def test_the_margin_is_off_with_a_coefficient_of_zero_and_zero_without_deputies(batch):

@@ -158,14 +158,15 @@ def test_the_model_without_a_head_opens_the_same_checkpoints(backbone, batch, tm
     auto = AutoModelForCausalLM if backbone in DECODERS else AutoModelForSeq2SeqLM
     with torch.no_grad():
         output, expected = model(**given, **wanted), lm(**given, **wanted)
-        assert torch.equal(lm._lm_logits(output.last_hidden_state), expected.logits)
+        close = {"rtol": 0, "atol": 1e-5}  # weights in a mapped file have other addresses
+        assert_close(lm._lm_logits(output.last_hidden_state), expected.logits, **close)
         for name in set(output) & set(expected) - {"cache", "past_key_values"}:
-            assert_close(output[name], expected[name], rtol=0, atol=0)
+            assert_close(output[name], expected[name], **close)
         alone = model(**without(given, "dataset_ids")).last_hidden_state
         assert not torch.allclose(alone, output.last_hidden_state, atol=1e-2)  # negative control
         model.save_pretrained(tmp_path / "base")
         assert "AutoModel" in json.loads((tmp_path / "base" / "config.json").read_text())["auto_map"]
-        assert torch.equal(auto.from_pretrained(tmp_path / "base")(**given).logits, expected.logits)
+        assert_close(auto.from_pretrained(tmp_path / "base")(**given).logits, expected.logits, **close)
     model.train()(**given).last_hidden_state.sum().backward()
     assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
@@ -196,7 +197,7 @@ def test_a_dataset_is_added_without_changing_what_there_is(backbone, init, bias,
     model = class_for(backbone).from_pretrained(tmp_path / "plain", selector_bias=bias)  # a new bias is zero
     model.deputies()[0].selectors.weight.requires_grad_(False)
     with torch.no_grad():
-        assert torch.equal(model(**given).logits, tiny_moesumm(backbone)(**given).logits)
+        assert_close(model(**given).logits, tiny_moesumm(backbone)(**given).logits, rtol=0, atol=1e-5)
         for deputies in model.deputies() if bias else ():
             deputies.selectors.bias.normal_()
         before = model(**given).logits
