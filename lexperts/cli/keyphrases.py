@@ -200,11 +200,11 @@ def score(
     texts, wanted = ([read(row) for row in gold_rows] for read in (full_text, itemgetter("keyphrases")))
     present = gold_phrases(texts, wanted, rules, **options)
     scores = score_phrases(found, present, convention=convention, k=cuts, **options)
-    rows = [f"{'':4}{'precision':>10}{'recall':>10}{'F1':>10}"]
+    table = [f"{'':4}{'precision':>10}{'recall':>10}{'F1':>10}"]
     for cut in cuts:
         values = (100 * scores[f"{name}@{cut}"] for name in ("precision", "recall", "f1"))
-        rows.append(f"@{cut:<3}" + "".join(f"{value:10.1f}" for value in values))
-    print_result(scores, as_json, "\n".join(rows))
+        table.append(f"@{cut:<3}" + "".join(f"{value:10.1f}" for value in values))
+    print_result(scores, as_json, "\n".join(table))
 
 
 @app.command()
