@@ -47,7 +47,7 @@ OVERRIDES = {
     "lexicon": {"num_experts_per_tok": 9},
 }
 # fields of transformers and others, of newer versions, and what from_pretrained passes on
-UNKNOWN = ("pruned_heads", "rope_theta", "num_beams", "sliding_window", "router_jitter_noise", "t2u_bos_token_id",
+UNKNOWN = ("norm_eps", "pruned_heads", "rope_theta", "num_beams", "sliding_window", "router_jitter_noise", "t2u_bos_token_id",
            "moe_intermediate_size", "unsloth_version", "device_map", "trust_remote_code", "adapter_kwargs")  # fmt: skip
 FROM_BACKBONE = [name for name, case in CASES.items() if hasattr(case.cls, "from_backbone")]
 
