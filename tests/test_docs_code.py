@@ -2,20 +2,17 @@
 """The code of the pages: each page is one notebook whose blocks run on tiny models, one after the other.
 
 What a page expects (checkpoints, files) is made in a folder of its own. Statements that need more than a test has, such as the
-Hub or a cluster, are listed with the reason; their names and arguments are checked like those of all others.
+Hub or a cluster, are listed with the reason.
 """
 
 import ast
 import contextlib
 import importlib
-import inspect
 import io
 import json
 import random
 import re
 import shutil
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -63,65 +60,6 @@ def statements(page: str) -> list[str]:
     """The statements of a page that run here."""
     parts = [ast.unparse(node) for node in ast.parse(notebook(page)).body]
     return [part for part in parts if not any(name in part for name in NOT_RUN)]
-
-
-def undefined_names(folder, notebooks: dict[str, str]) -> list[str]:
-    """What ruff finds: undefined names and syntax errors, as `page: name`."""
-    for page, code in notebooks.items():
-        (folder / f"{page}.py").write_text(code, encoding="utf-8")
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821,F822,F823,F632"]
-    found = subprocess.run([*command, "--output-format", "concise", "."], cwd=folder, capture_output=True, text=True)
-    return [line for line in found.stdout.splitlines() if ".py:" in line]
-
-
-def callable_of(node: ast.expr, space: dict):
-    """The function, class or method that a call names, if it is an import of the page."""
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts, node = [node.attr, *parts], node.value
-    if not isinstance(node, ast.Name) or node.id not in space:
-        return None
-    value = space[node.id]
-    for part in parts:
-        value = getattr(value, part, None)
-    return value
-
-
-def wrong_arguments(code: str) -> list[str]:
-    """Keywords that functions of this package do not have."""
-    space, wrong = {}, []
-    tree = ast.parse(code)
-    for node in tree.body:
-        names = node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else []
-        for alias in names:
-            module = node.module if isinstance(node, ast.ImportFrom) else alias.name
-            if re.fullmatch(PACKAGES, module.split(".")[0]):
-                value = importlib.import_module(module)
-                value = getattr(value, alias.name) if isinstance(node, ast.ImportFrom) else value
-                space[alias.asname or alias.name] = value
-    for node in ast.walk(tree):
-        called = callable_of(node.func, space) if isinstance(node, ast.Call) else None
-        # the constructors of models pass unknown arguments to their configurations
-        if called is None or (inspect.isclass(called) and issubclass(called, PreTrainedModel)):
-            continue
-        parameters = inspect.signature(called).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            wrong += [k.arg for k in node.keywords if k.arg and k.arg not in parameters]
-    return wrong
-
-
-def test_the_checks_find_what_they_are_for(tmp_path):
-    assert wrong_arguments("import merge_tools\nmerge_tools.route(folder, texts, domains=1)") == ["domains"]
-    assert len(undefined_names(tmp_path, {"a": "print(x)", "b": "y = 1\nprint(y)"})) == 1
-
-
-def test_no_page_has_an_undefined_name(tmp_path):
-    assert undefined_names(tmp_path, {page: notebook(page) for page in PYTHON_PAGES}) == []
-
-
-@each_python_page
-def test_no_page_has_an_unknown_argument(page):
-    assert wrong_arguments(notebook(page)) == []
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """llms.txt, the page for coding agents: its form, tasks and options, and its first block; test_docs.py checks its names."""
 
+import ast
 import re
 
 import pytest
@@ -29,6 +30,12 @@ def test_each_task_exists():
 def test_the_options_of_a_call_are_all_there_are():
     listed = re.findall(r"`(\w+)`", re.search(r"Options of a call: (.*?)\. There", PAGE, re.S).group(1))
     assert sorted(listed) == sorted([*OPTIONS, "batch_size"])
+
+
+def test_what_is_imported_exists():
+    for block in blocks_of("llms.txt", "python"):
+        imports = [node for node in ast.walk(ast.parse(block)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        exec("\n".join(map(ast.unparse, imports)), {})
 
 
 def test_the_recipe_is_read():
