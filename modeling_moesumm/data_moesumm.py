@@ -76,7 +76,8 @@ class DataCollatorForMoeSumm:
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor | int]:
         """Makes a batch of rows."""
         self.truncated_rows["rows"] += len(rows)
-        limits, targets, rooms = self.limits, [[] for _ in rows], [self.limits["documents"]] * len(rows)
+        limits, rooms = self.limits, [self.limits["documents"]] * len(rows)
+        targets: list[list[int]] = [[] for _ in rows]
         has_labels = any(row.get("summary") is not None for row in rows)
         if has_labels:
             around = InputFormat([], [self.tokenizer.eos_token_id]) if self.is_decoder else self.format
