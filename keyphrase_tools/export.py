@@ -94,7 +94,7 @@ def export_model(model: str, output: str | Path, *, precision: str = "fp32") -> 
         if precision == "int8":
             quantise(plain, graph)
         size = sum(file.stat().st_size for file in graph.parent.iterdir())
-        report: dict = {"precision": precision, "opset": OPSET, "size": size, "weights": fingerprint(model)}
+        report: dict[str, Any] = {"precision": precision, "opset": OPSET, "size": size, "weights": fingerprint(model)}
         config.exported = {"onnx": report}
         report["difference"] = compare_logits(extract.model, inputs, *open_graph(folder, config, 1))
         if precision == "fp32" and not report["difference"] <= MAX_DIFFERENCE:

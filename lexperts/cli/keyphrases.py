@@ -195,8 +195,10 @@ def score(
 
     cuts = tuple(int(cut) if cut.isdecimal() else cut for cut in k or ("5", "10"))
     options: dict = {"language": None if language == "none" else language}
-    rows, gold_rows = read_predicted(predictions), read_labelled(gold)
-    found = [rows[i]["keyphrases"] for i in align(str(predictions), rows, str(gold), gold_rows, ("title", "text"))]
+    predicted, gold_rows = read_predicted(predictions), read_labelled(gold)
+    found = [
+        predicted[i]["keyphrases"] for i in align(str(predictions), predicted, str(gold), gold_rows, ("title", "text"))
+    ]
     texts, wanted = ([read(row) for row in gold_rows] for read in (full_text, itemgetter("keyphrases")))
     present = gold_phrases(texts, wanted, rules, **options)
     scores = score_phrases(found, present, convention=convention, k=cuts, **options)

@@ -1,8 +1,6 @@
 # needs: onnx
 """Export to ONNX: values equal to PyTorch's on every head and encoder, what int8 leaves in float32, what is refused."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -23,6 +21,7 @@ from keyphrase_tools.loading import open_extractor
 from lexperts_lite import KeyphraseExtractor
 from lexperts_lite.runtime import open_graph, read_config
 from modeling_seke import SekeConfig, SekeForTokenClassification
+from run_tools.loading import PipelineLoadingError
 
 from ..tiny_models import hypernet_config
 
@@ -130,7 +129,7 @@ def test_commands_open_a_graph_by_its_folder_on_the_cpu(save, tiny_seke, tmp_pat
     for options in ({"device": "cuda:0"}, {"dtype": "bfloat16"}):
         with pytest.raises(ValueError, match=next(iter(options.values()))):
             open_extractor(str(tmp_path / "out"), **options)
-    with pytest.raises(OSError, match="out.*model.safetensors"):
+    with pytest.raises(PipelineLoadingError, match="model.safetensors.*out"):
         pipeline("keyphrase-extraction", model=str(tmp_path / "out"))
 
 
@@ -147,8 +146,5 @@ def test_what_cannot_be_exported_is_named_and_nothing_is_written(save, tiny_seke
         export_model(save(HypernetForTokenClassification(hypernet_config())), tmp_path / "out")
     monkeypatch.setattr("keyphrase_tools.export.compare_logits", lambda *_: float("nan"))
     with pytest.raises(ValueError, match="differ .* nan"):
-        export_model(save(tiny_seke()), tmp_path / "out")
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match="onnxscript"):
         export_model(save(tiny_seke()), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "model"]
