@@ -46,6 +46,7 @@ _MARKS = re.compile(  # a run of twelve or more, of which three stay: a model re
         r"\u3001-\u3003\u3008-\u3020\u30fb\ufe30-\ufe6b\uff01-\uff0f\uff1a-\uff20]",
     )
 )
+_AT_END = re.compile("[-\u2010]\\s")
 _SOFT_HYPHENS = re.compile("\u00ad+(\\s*+)")
 _BROKEN = regex.compile(
     r"(?<![\p{L}\p{M}\p{N}])([\p{L}\p{M}\p{N}]++)[-\u2010](\s++)(?=([\p{L}\p{N}][\p{L}\p{M}\p{N}]*+))"
@@ -163,7 +164,7 @@ def _alike(character: str, before: str, after: str) -> str:
 
 def symbols(text: str) -> list[Edit]:
     """Replaces symbols: a tokenizer makes one unknown piece of "storage\U0001f680", and hides the word; and a bullet or an emoji divides."""
-    if text.isascii():
+    if text.isascii() or not _SYMBOLS.search("".join(set(text))):
         return []
     return [(*match.span(), f" {SEPARATOR} ") for match in _SYMBOLS.finditer(text)]
 
@@ -184,7 +185,8 @@ def hyphens(text: str) -> list[Edit]:
     for match in _SOFT_HYPHENS.finditer(text) if "\u00ad" in text else ():
         goes_on = _has_break(match[1]) and text[match.end() : match.end() + 1].isalnum()
         edits.append((match.start(), match.end() if goes_on else match.start(1), ""))
-    broken = [match for match in _BROKEN.finditer(text) if _has_break(match[2]) and match[3].lower() not in SUSPENDED]
+    found = _BROKEN.finditer(text) if _AT_END.search(text) else ()
+    broken = [match for match in found if _has_break(match[2]) and match[3].lower() not in SUSPENDED]
     if broken:
         lower = text.lower()
         compounds = set(_COMPOUND.findall(lower))
