@@ -10,9 +10,9 @@ from typing import NoReturn
 
 from run_tools.errors import UserError, one_line, print_error, short_repr
 from run_tools.rows import rows_of_file
-from run_tools.servers import OPTIONS, bind, run_server
 
 from .runtime import MODEL, KeyphraseExtractor
+from .servers import OPTIONS, bind, run_server
 
 EXAMPLE = '{"title": "...", "text": "..."}'
 TABLES = (".parquet", ".csv", ".tsv", ".xlsx")

@@ -11,7 +11,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from .base_hypernet import HypernetModel, HypernetPreTrainedModel
 from .configuration_hypernet import HypernetConfig
-from .data_hypernet import DataCollatorForTextPairs, tokenize_pairs, tokenize_questions
+from .data_hypernet import DataCollatorForTextPairs, add_states, tokenize_pairs, tokenize_questions
 from .modeling_hypernet import (
     HypernetForQuestionAnswering,
     HypernetForSequenceClassification,
@@ -36,5 +36,5 @@ register_pipeline(
 __all__ = [
     "DataCollatorForTextPairs", "ExtractiveQAPipeline", "HypernetConfig", "HypernetForQuestionAnswering",
     "HypernetForSequenceClassification", "HypernetForTokenClassification", "HypernetModel", "HypernetPreTrainedModel",
-    "tokenize_pairs", "tokenize_questions",
+    "add_states", "tokenize_pairs", "tokenize_questions",
 ]  # fmt: skip

@@ -4,6 +4,7 @@
 Letters: B rows of a batch, S tokens of a row or window.
 """
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -245,3 +246,21 @@ class DataCollatorForTextPairs:
             if name.endswith("_positions") and side == "left":
                 batch[name] += torch.tensor([max(lengths) - length for length in lengths])
         return batch
+
+
+def add_states(rows, model, collator: DataCollatorForTextPairs, file: str):
+    """A `Dataset` with the states of the frozen backbone, 4 d bytes per token, which are computed once and read from a file."""
+    from datasets import Array2D, Features
+
+    def encode(columns: dict[str, list]) -> dict[str, list]:
+        batch = collator([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
+        inputs = {name: batch[name].to(model.device) for name in collator.tokenizer.model_input_names}
+        with torch.no_grad():
+            states = model.base_model.backbone(**inputs).last_hidden_state.float().cpu()
+        real = batch["attention_mask"].bool()
+        return {"encoder_hidden_states": [x[mask].numpy() for x, mask in zip(states, real, strict=True)]}
+
+    column = {"encoder_hidden_states": Array2D((None, model.config.input_size), "float32")}
+    features = Features({**rows.features, **column})
+    rows = rows.map(encode, batched=True, batch_size=16, features=features, cache_file_name=os.path.abspath(file))
+    return rows.with_format("torch", columns=list(column), output_all_columns=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from run_tools.servers import bind
+from lexperts_lite.servers import bind
 
 from .common import Device, Model, TrustRemoteCode
 

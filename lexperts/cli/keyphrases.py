@@ -1,5 +1,6 @@
 """`lexperts keyphrases`, also installed as `keyphrases`: the command line of keyphrase_tools."""
 
+import os
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -7,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from lexperts_lite.servers import OPTIONS, bind, run_server
 from run_tools.errors import UserError
-from run_tools.servers import OPTIONS, bind, run_server
 
 from . import file_options
 from .common import (
@@ -160,9 +161,14 @@ def show(
     from keyphrase_tools.loading import open_extractor
     from run_tools.processes import prepare_process
 
-    if output.exists() and not is_page(output):
+    if os.path.lexists(output) and not (output.is_file() and is_page(output)):
         raise UserError(f"--output {str(output)!r} exists, and is not a page of this command. Choose another name.")
-    texts = [file.read_text(encoding="utf-8") for file in files]
+    texts = []
+    for file in files:
+        try:
+            texts.append(file.read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is not UTF-8: {error.reason} at byte {error.start}. Convert it.") from error
     prepare_process()
     results = open_extractor(model, device=device)(texts, top_k=top_k, style=style)
     for file, phrases in zip(files, results, strict=True):

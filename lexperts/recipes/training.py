@@ -2,7 +2,6 @@
 
 import json
 import signal
-import threading
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from operator import itemgetter
@@ -103,8 +102,7 @@ class SaveOnInterrupt(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """From here on Ctrl-C waits for the end of a step."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self.interrupt)
+        signal.signal(signal.SIGINT, self.interrupt)
 
     def interrupt(self, *_):
         """The first Ctrl-C."""
@@ -122,8 +120,7 @@ class SaveOnInterrupt(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         """As before the training."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class StopAtNaN(TrainerCallback):

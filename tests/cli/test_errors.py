@@ -43,6 +43,8 @@ TABLE = [  # command line, and what the line names
     ("keyphrases generate rows.jsonl out.jsonl --model folder", "folder"),
     ("keyphrases show none.txt", "none.txt"),
     ("keyphrases show rows.csv --output rows.jsonl", "rows.jsonl"),
+    ("keyphrases show rows.csv --output dangling.html", "dangling.html"),
+    ("keyphrases show utf16.txt", "utf16.txt"),
     ("keyphrases score rows.jsonl none.jsonl", "none.jsonl"),
     ("keyphrases score rows.jsonl rows.jsonl --convention other", "'other'"),
     ("keyphrases score rows.jsonl rows.jsonl -k m", "'m'"),
@@ -81,6 +83,8 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     (tmp_path / "rows.csv").write_text("id,text\n1,graph cuts\n")
+    (tmp_path / "utf16.txt").write_text("graph cuts", encoding="utf-16")
+    (tmp_path / "dangling.html").symlink_to(tmp_path / "page.html")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("a model was opened"))
     before = sorted(tmp_path.rglob("*"))

@@ -9,8 +9,8 @@ from inspect import signature
 
 import httpx2
 
+from lexperts_lite.servers import OPTIONS
 from lexperts_lite.serving import create_app
-from run_tools.servers import OPTIONS
 from tests.keyphrase_tools.servers import start_process
 
 from .processes import BLOCKED, ROOT, run

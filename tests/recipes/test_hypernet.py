@@ -10,12 +10,13 @@ from transformers import TrainingArguments, pipeline
 from lexperts.cli.train import app
 from lexperts.recipes.hypernet.arguments import ClassificationDataArguments, ModelArguments
 from lexperts.recipes.hypernet.classes import load_texts
-from lexperts.recipes.hypernet.models import add_states, build_model
+from lexperts.recipes.hypernet.models import build_model
 from lexperts.recipes.training import RecipeTrainer
 from modeling_hypernet import (
     DataCollatorForTextPairs,
     HypernetForSequenceClassification,
     HypernetForTokenClassification,
+    add_states,
     tokenize_pairs,
 )
 from tests.recipes.trainings import some_rows

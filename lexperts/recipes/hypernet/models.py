@@ -1,12 +1,8 @@
 """What the three trainings share: the model and its training."""
 
-import os
-
-import torch
-from datasets import Array2D, Dataset, Features
 from transformers import set_seed
 
-from modeling_hypernet import DataCollatorForTextPairs
+from modeling_hypernet import DataCollatorForTextPairs, add_states
 from run_tools.loading import open_tokenizer
 
 from ..training import RecipeTrainer, fit
@@ -20,23 +16,6 @@ def build_model(model_class, args: ModelArguments, max_length: int, seed: int, *
     fields = {name: value for name, value in vars(args).items() if name not in own}
     model = model_class.from_backbone(args.backbone, **fields, **options)
     return model, open_tokenizer(args.backbone, model_max_length=max_length)
-
-
-def add_states(rows: Dataset, model, collator: DataCollatorForTextPairs, file: str) -> Dataset:
-    """Rows with the states of the frozen backbone, 4 d bytes per token, which are computed once and read from a file."""
-
-    def encode(columns: dict[str, list]) -> dict[str, list]:
-        batch = collator([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)])
-        inputs = {name: batch[name].to(model.device) for name in collator.tokenizer.model_input_names}
-        with torch.no_grad():
-            states = model.base_model.backbone(**inputs).last_hidden_state.float().cpu()
-        real = batch["attention_mask"].bool()
-        return {"encoder_hidden_states": [x[mask].numpy() for x, mask in zip(states, real, strict=True)]}
-
-    column = {"encoder_hidden_states": Array2D((None, model.config.input_size), "float32")}
-    features = Features({**rows.features, **column})
-    rows = rows.map(encode, batched=True, batch_size=16, features=features, cache_file_name=os.path.abspath(file))
-    return rows.with_format("torch", columns=list(column), output_all_columns=True)
 
 
 def fit_model(model, tokenizer, args: ModelArguments, training_args, rows: dict, checkpoint: str | None, **options):
