@@ -46,7 +46,7 @@ _MARKS = re.compile(  # a run of twelve or more, of which three stay: a model re
         r"\u3001-\u3003\u3008-\u3020\u30fb\ufe30-\ufe6b\uff01-\uff0f\uff1a-\uff20]",
     )
 )
-_AT_END = re.compile("[-\u2010]\\s")
+_AT_END = re.compile(rf"[-\u2010]\s*[{LINE_BREAKS}]")
 _SOFT_HYPHENS = re.compile("\u00ad+(\\s*+)")
 _BROKEN = regex.compile(
     r"(?<![\p{L}\p{M}\p{N}])([\p{L}\p{M}\p{N}]++)[-\u2010](\s++)(?=([\p{L}\p{N}][\p{L}\p{M}\p{N}]*+))"

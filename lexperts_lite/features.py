@@ -272,7 +272,7 @@ def find_phrases(
     phrases = Phrases(words, found, lengths)
     features = np.zeros((0, len(names)))
     if lengths.size:
-        found_of = {part: FEATURES[part](phrases) for name in names for part in name.split(PRODUCT)}
+        found_of = {part: FEATURES[part](phrases) for part in {part for name in names for part in name.split(PRODUCT)}}
         columns = [prod(found_of[part].astype(np.float64) for part in name.split(PRODUCT)) for name in names]
         features = np.stack(columns, axis=1)
     cuts, tables = np.searchsorted(phrases.first, words.starts), []

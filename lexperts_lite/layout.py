@@ -129,11 +129,14 @@ def continued_words(words: Sequence) -> np.ndarray:
         return np.zeros(len(words), dtype=bool)
     if words.continued is None:
         words.continued, units = np.zeros(len(words), dtype=bool), unit_numbers(words)
-        signs = [*_HYPHEN.finditer(words.text)]
-        number = {start: i for i, (_, start, _) in enumerate(words)} if signs else {}
-        for sign in signs:
-            after = number.get(sign.end(), 0)
-            if after and words[after - 1][2] == sign.start() and units[after] == units[after - 1] >= 0:
+        for sign in _HYPHEN.finditer(words.text):
+            after = bisect_left(words, sign.end(), key=itemgetter(1))
+            if (
+                0 < after < len(words)
+                and words[after][1] == sign.end()
+                and words[after - 1][2] == sign.start()
+                and units[after] == units[after - 1] >= 0
+            ):
                 pair, rule = f"{words[after - 1][0]} {words[after][0]}", _BY_SLASH if sign[0] == "/" else _BY_HYPHEN
                 words.continued[after] = len(pair) <= LONGEST and rule.fullmatch(pair) is not None
     return words.continued
