@@ -135,9 +135,7 @@ def train(args: ModelArguments, data: DataArguments, generation: GenerationArgum
     if training.label_smoothing_factor:
         raise UserError("--label-smoothing-factor does not reach the model's loss. Use --label-smoothing.")
     if training.train_sampling_strategy == "group_by_length" and data.mixing != "size":
-        raise UserError(
-            f"--mixing {data.mixing} draws rows in an order of its own. Use --train-sampling-strategy random."
-        )
+        raise UserError(f"--mixing {data.mixing} has an order of its own. Use --train-sampling-strategy random.")
     rows, config = load_rows(data, training.seed), open_config(args.model_name_or_path)
     set_seed(training.seed)
     model = load_model(args, config, list(dict.fromkeys(rows["train"]["dataset"])))
