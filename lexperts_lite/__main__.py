@@ -66,9 +66,7 @@ def serve(options: Namespace) -> None:
     try:
         from .serving import create_app
     except ImportError as error:
-        raise ImportError(
-            f"The server needs {error.name}. Install it with: pip install 'lexperts-lite[serve]'"
-        ) from error
+        raise ImportError(f"The server needs {error.name}. Install the extra lexperts-lite[serve].") from error
     limits = {name: getattr(options, name) for name in OPTIONS}
     listener = bind(limits.pop("host"), limits.pop("port"))
     run_server(create_app(KeyphraseExtractor(options.model, num_threads=options.threads), **limits), listener)

@@ -23,9 +23,7 @@ try:
     from pydantic import BaseModel, ConfigDict, FailFast, Field
     from typing_extensions import TypeAliasType
 except ImportError as error:
-    raise ImportError(
-        f"The server needs {error.name}. Install it with: pip install 'lexperts[serve]'", name=error.name
-    ) from error
+    raise ImportError(f"The server needs {error.name}. Install the extra lexperts[serve].", name=error.name) from error
 
 from run_tools.processes import MemoryRelease
 from run_tools.versions import __version__

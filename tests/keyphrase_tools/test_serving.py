@@ -317,7 +317,7 @@ def test_what_cannot_be_served_is_reported_before_the_model_is_opened(monkeypatc
     monkeypatch.delitem(sys.modules, "lexperts_lite.serving")
     monkeypatch.setitem(sys.modules, "fastapi", None)
     done = CliRunner().invoke(command, ["serve"])
-    assert done.exit_code == 2 and "pip install 'lexperts[serve]'" in done.output
+    assert done.exit_code == 2 and "lexperts[serve]" in done.output
 
 
 def test_the_answer_in_the_documentation_is_that_of_the_default_model():
