@@ -136,7 +136,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("call, change, kind, fragment", TABLE, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("call, change, kind, fragment", TABLE, ids=lambda value: getattr(value, "__name__", str(value))[:60])
 def test_it_is_refused(call, change, kind, fragment):
     with pytest.raises(kind, match=fragment) as error:
         call(**change)
