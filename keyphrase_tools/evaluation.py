@@ -168,17 +168,21 @@ def read_lists(texts: Sequence[str], keyphrases: Sequence) -> list[list[str]]:
 
 
 def gold_phrases(
-    texts: Sequence[str], keyphrases: Sequence, rules: str = "lexperts", language: str | None = "english"
+    texts: Sequence[str],
+    keyphrases: Sequence,
+    rules: str = "lexperts",
+    language: str | None = "english",
+    where: str = "",
 ) -> list[list[str]]:
     """For each document the gold of extraction: those of its keyphrases that occur in its text, see `labels.present_keyphrases`.
 
     Raises:
-        ValueError: if no keyphrase occurs in its text.
+        ValueError: if no keyphrase occurs in its text; the message names `where` they are.
     """
     lists = zip(texts, read_lists(texts, keyphrases), strict=True)
     options = {"rules": rules, "language": check_language(language)}
     gold = [present_keyphrases(split_words(clean(text)), phrases, **options) for text, phrases in lists]
-    check_gold(gold)
+    check_gold(gold, where)
     return gold
 
 

@@ -118,7 +118,7 @@ def test_errors_name_the_option(files, model):
     embedder = ("--embedder", str(files / "embedder"))
     for chosen, options, message in (
         (model, ("--examples", str(files / "no.jsonl")), "no.jsonl"),
-        (model, ("--examples", str(files / "bare.jsonl"), *embedder), "--examples needs texts and their keyphrases"),
+        (model, ("--examples", str(files / "bare.jsonl"), *embedder), "bare.jsonl"),
         (model, ("--examples", str(files / "title.jsonl"), *embedder), "title=5 is not a title"),
         (str(files / "gru"), ("--examples", str(files / "examples.jsonl"), *embedder), "scores no candidates"),
         (model, ("--examples", str(files / "examples.jsonl"), "--embedder", str(files / "no-embedder")), "no-embedder"),

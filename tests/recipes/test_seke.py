@@ -241,7 +241,7 @@ def test_words_have_the_classes_of_their_tokens_and_noun_phrases_are_the_longest
     from lexperts.recipes.seke.word_classes import NOUN_PHRASE, classes_by_tags, only_noun_phrases, open_tagger
     from lexperts_lite.input_documents import read_document
 
-    document = read_document("The grey owls' nest, C++ and a large-scale model.", 0, False, True)
+    document = read_document("The grey owls' nest, C++ and a large-scale model.", 0, True)
     (found,) = classes_by_tags(open_tagger(str(tagger)), [document])
     named = {word: int(tag) for (word, _, _), tag in zip(document.words, found, strict=True)}
     assert (named["grey"], named["nest"], named["The"], named["C++"]) == (MODIFIER, NOUN, OTHER, OTHER)

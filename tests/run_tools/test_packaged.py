@@ -95,9 +95,10 @@ def logits_of(folder, **call) -> torch.Tensor:
 
 
 def check_effect(folder, run, backbone, **call):
-    """What training has added is there, up to its rounding."""
+    """What training has added is there, up to its rounding, by which a token whose experts nearly tie may get another one."""
     expected = logits_of(run, **call)
-    error, effect = (expected - logits_of(folder, **call)).norm(), (expected - logits_of(backbone)).norm()
+    found = (logits_of(folder, **call), logits_of(backbone))
+    error, effect = ((expected - logits).norm(dim=-1).median() for logits in found)
     assert 0 < error < 0.02 * effect
 
 
