@@ -124,6 +124,8 @@ def checked_class(*classes: Any) -> Any:
 
     def from_pretrained(cls, name, *args, **options):
         with named_errors(name, PipelineLoadingError):
+            if len(classes) == 1:  # also of an adapter, whose folder has no configuration
+                return open_model(classes[0], name, *args, **options)
             config = open_config(name, trust_remote_code=options.get("trust_remote_code"), **hub_options(options))
             named = getattr(config, "auto_map", None) or ()
             fitting = [each for each in classes if type(config) in each._model_mapping or each.__name__ in named]
