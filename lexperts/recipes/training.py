@@ -101,7 +101,7 @@ class SaveOnInterrupt(TrainerCallback):
     interrupted = False
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """From here on Ctrl-C waits for the end of a step."""
+        """Ctrl-C now waits for the end of a step."""
         signal.signal(signal.SIGINT, self.interrupt)
 
     def interrupt(self, *_):
