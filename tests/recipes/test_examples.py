@@ -71,6 +71,6 @@ def test_the_recipe_of_lm_lexicon_runs_and_resumes(tmp_path):
             command, cwd=tmp_path, env=environment, check=True, timeout=600, stdout=subprocess.PIPE, text=True
         )
         out = tmp_path / "runs" / "lm-lexicon"
-        assert "\nminus greedy" in done.stdout
+        assert "best - greedy" in done.stdout
         assert len(read_rows(out / "best.jsonl")) == 6
     assert AutoModelForCausalLM.from_pretrained(out / "tuned").config.num_local_experts == 2
