@@ -151,5 +151,5 @@ def folder_state(folder: str) -> tuple:
 
 @lru_cache(maxsize=1)
 def load_pipeline(model: str, state: tuple, **loading) -> KeyphraseReader:
-    """The pipeline of a model, loaded once per process, and again if the `state` of its folder is another."""
+    """The pipeline of a model, loaded once per process, and again if the `state` of its folder differs."""
     return open_extractor(model, **loading)

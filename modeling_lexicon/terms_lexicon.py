@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import regex
 
-# What ends a word on both sides is no letter of a script that has spaces.
+# A word ends at what is not a letter of a script with spaces.
 SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
 LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{SPACELESS}]]"
 GAP = r"[^\p{L}\p{M}\p{N}]+"
@@ -20,7 +20,7 @@ def inflected(word: str) -> str:
 
 
 def find_term(term: str, text: str) -> tuple[int, int] | None:
-    """Start and end of a term in a text: as it is written, or else with other signs between its words, or else inflected. The "to" of
+    """Start and end of a term in a text: as written, or else with other signs between its words, or else inflected. The "to" of
     a verb need not be there.
     """
     folded, words = text.casefold(), term.casefold().split()
