@@ -341,5 +341,5 @@ def test_a_cache_can_be_passed_by_both_names(name):
         assert not torch.equal(
             first_output(outputs[0]), first_output(model(**{**inputs, "attention_mask": None, ids: end}))
         )
-        with pytest.raises(ValueError, match="cache and past_key_values are both set"):
+        with pytest.raises(ValueError, match="`past_key_values` and `cache` are set"):
             model(**inputs, cache=outputs[0][CACHE], past_key_values=outputs[0][CACHE])

@@ -261,7 +261,7 @@ def test_learned_prompts_train_and_are_read_once_in_generation(family, kind):
         "pad_token_id": 1,
     }
     text = tuned.generate(**inputs, **options, **calls)
-    for beams in (1, 2) if kind != "prefix" else ():  # the prefix is in the cache
+    for beams in (1, 2):
         both = [tuned.generate(**inputs, **options, **calls, num_beams=beams, use_cache=use) for use in (True, False)]
         assert torch.equal(*both)
     T = inputs["input_ids"].shape[1]
