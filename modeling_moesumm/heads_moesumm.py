@@ -66,6 +66,7 @@ class LanguageModelMixin:
         elif self.training and num_items_in_batch is not None:
             check_has_labels(self.config, inputs.get("decoder_input_ids", inputs["input_ids"]))
         training = self.training and labels is not None and torch.is_grad_enabled()
+        shifted = kwargs.pop("shift_labels", None)  # of the Trainer, if it splits sequences
         given = cached[CACHE], cached.get("encoder_outputs")
         tokens, routing = self._make_routing(inputs, *given, training=training, **routing_options)
         B = len(tokens)
@@ -75,9 +76,8 @@ class LanguageModelMixin:
         full, main = (states[:B], states[B:]) if len(states) > B else (states, main)
         logits, fields = self._lm_logits(full[:, kept]), {}
         if labels is not None:
-            labels = labels.to(logits.device)
             if not self.config.is_encoder_decoder:
-                labels = next_tokens(labels, logits.shape[1])
+                labels = next_tokens(labels, logits.shape[1]) if shifted is None else shifted
             fields = self._losses(logits, labels, None if main is None else main[:, kept], num_items_in_batch)
         fields |= self._router_outputs(routing, B, outputs, cached.get("encoder_outputs") is None)
         return self._output(outputs, full, logits=logits, **fields)
@@ -129,7 +129,7 @@ class LanguageModelMixin:
 
     def _losses(self, logits, labels, main_states, num_items_in_batch) -> dict[str, torch.Tensor]:
         """The losses of the output for logits `(B, T, V)` and the main expert's states `(B, T, d)`."""
-        labels, coef = labels.flatten(), self.config.margin_loss_coef
+        labels, coef = labels.flatten().to(logits.device), self.config.margin_loss_coef
         full = token_losses(logits.flatten(0, 1), labels)
         smoothing = self.config.label_smoothing
         generation = token_losses(logits.flatten(0, 1), labels, smoothing) if smoothing else full

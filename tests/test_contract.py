@@ -343,3 +343,13 @@ def test_a_cache_can_be_passed_by_both_names(name):
         )
         with pytest.raises(ValueError, match="`past_key_values` and `cache` are set"):
             model(**inputs, cache=outputs[0][CACHE], past_key_values=outputs[0][CACHE])
+
+
+@pytest.mark.parametrize("name", ["LexiconForCausalLM", "MoeSummForCausalLM"])
+def test_labels_that_are_shifted_already_are_the_targets(name):
+    """The Trainer passes them where a sequence lies on several devices."""
+    model, inputs = make_model(name), make_inputs(name)
+    ids = inputs["input_ids"]
+    shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    found = model(**inputs, labels=ids.flip(1), shift_labels=shifted).loss
+    torch.testing.assert_close(found, model(**inputs, labels=ids).loss, rtol=0, atol=0)
