@@ -10,19 +10,13 @@ padding, and a final state (B, d) or `None`.
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_exhird import SparsePattern, SparseRelativeAttention, sinusoids
 
 
-class RecurrentEncoder(nn.Module):
-    """A bidirectional GRU, d / 2 per direction; its final states start the phrase decoder.
-
-    PyTorch computes all layers in one call: gradient checkpointing recomputes them together.
-    """
-
-    gradient_checkpointing = False
+class RecurrentEncoder(GradientCheckpointingLayer):
+    """A bidirectional GRU, d / 2 per direction; its final states start the phrase decoder."""
 
     def __init__(self, config):
         super().__init__()
@@ -34,10 +28,7 @@ class RecurrentEncoder(nn.Module):
         """See the module."""
         lengths = mask.sum(1).clamp(min=1).cpu()
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        if self.gradient_checkpointing and self.training:
-            packed, final = checkpoint(self.rnn, packed, use_reentrant=False)
-        else:
-            packed, final = self.rnn(packed)
+        packed, final = self.rnn(packed)
         states = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])[0]
         return states * mask[..., None], torch.cat([final[-2], final[-1]], -1)
 

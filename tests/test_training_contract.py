@@ -147,7 +147,7 @@ def test_every_trainable_parameter_gets_a_gradient(trainable, options):
         assert {name for name in silent if "backbone" not in name} <= {"decoder.phrase_input.weight"}
 
 
-@for_each([name for name in TRAINABLE if name != "ExHiRD bigru"])  # it has no such layers
+@for_each()
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_gives_the_same_gradients(reentrant, trainable):
     calls = []
