@@ -353,3 +353,12 @@ def test_labels_that_are_shifted_already_are_the_targets(name):
     shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
     found = model(**inputs, labels=ids.flip(1), shift_labels=shifted).loss
     torch.testing.assert_close(found, model(**inputs, labels=ids).loss, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_on_the_meta_device_a_model_is_built_and_not_opened(name, tmp_path):
+    make_model(name).save_pretrained(tmp_path)
+    with torch.device("meta"):
+        assert all(p.is_meta for p in make_model(name).parameters())
+        with pytest.raises(RuntimeError, match="meta device"):
+            CASES[name].cls.from_pretrained(tmp_path)
