@@ -29,17 +29,20 @@ ADAPTERS = {
 }  # fmt: skip
 
 
-def adapt(base, folder, seed=0, **options):
+def adapt(base, folder, new_tokens=(), **options):
     """-> an adapter over a base as peft saves it, and the same merged by peft."""
-    torch.manual_seed(seed)
-    model = get_peft_model(open_model(base), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
+    torch.manual_seed(0)
+    model, tokenizer = open_model(base), tiny_tokenizer(new_tokens)
+    if new_tokens:
+        model.resize_token_embeddings(len(tokenizer))
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
     with torch.no_grad():
         for p in model.parameters():
             if p.requires_grad:
                 p += torch.randn(p.shape) * 0.1
     model.save_pretrained(folder / "adapter")
     model.merge_and_unload().save_pretrained(folder / "merged")
-    tiny_tokenizer().save_pretrained(folder / "merged")
+    tokenizer.save_pretrained(folder / "merged")
     return folder / "adapter", folder / "merged"
 
 
@@ -66,10 +69,20 @@ def test_a_mixture_with_an_adapter_is_that_of_the_merged_model(kind, experts, tm
 def test_an_adapter_that_changes_no_mlp_is_a_warning(experts, tmp_path):
     base, other = experts(2)
     adapter, _ = adapt(base, tmp_path, target_modules=ATTENTION)
-    (warning,) = compose(recipe_of([named(adapter), other], base_model=base, average="base"), tmp_path / "out")[
-        "warnings"
-    ]
+    recipe = recipe_of([named(adapter), other], base_model=base, average="base")
+    (warning,) = compose(recipe, tmp_path / "out")["warnings"]
     assert "adapted" in warning and "average: base" in warning
+
+
+def test_embeddings_that_were_resized_are_another_vocabulary(experts, tmp_path):
+    base, other = experts(2)
+    adapter, merged = adapt(base, tmp_path, ["<new>"], target_modules=MLP)
+    with pytest.raises(UserError, match="adapted: its vocabulary has 46 rows.*tokenizer: base"):
+        compose(recipe_of([named(adapter), other], base_model=base), tmp_path / "out")
+    for origin, out in ((adapter, "out"), (merged, "expected")):
+        recipe = recipe_of([named(origin), other], base_model=base, average="mean", tokenizer="base")
+        assert not compose(recipe, tmp_path / out)["warnings"]
+    assert same_tensors(tmp_path / "out", tmp_path / "expected")
 
 
 def test_where_an_adapter_finds_its_base(experts, tmp_path, monkeypatch):
@@ -95,11 +108,12 @@ def change_file(adapter, change):
     save_file(tensors, adapter / "adapter_model.safetensors")
 
 
+def starts_as(kind):
+    return lambda adapter: edit_json(adapter / "adapter_config.json", init_lora_weights=kind)
+
+
 BAD = {
-    "pissa": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="pissa_niter_4"), "pissa"),
-    "olora": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="olora"), "olora"),
-    "corda": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="corda"), "corda"),
-    "loftq": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="loftq"), "loftq"),
+    **{kind: (starts_as(kind), kind) for kind in ("pissa_niter_4", "olora", "corda", "loftq")},
     "another kind": (lambda a: edit_json(a / "adapter_config.json", peft_type="PREFIX_TUNING"), "adapter"),
     "another rank": (lambda a: edit_json(a / "adapter_config.json", r=7), "size mismatch"),
     "half a pair": (lambda a: change_file(a, lambda t: t.pop(min(t))), "lora_A"),
