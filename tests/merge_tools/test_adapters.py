@@ -1,7 +1,6 @@
 """LoRA adapters as experts: the mixture is that of the models into which peft merges them."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -9,11 +8,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from merge_tools import compose, extract, verify
+from merge_tools import add, compose, extract, verify
 from run_tools.errors import UserError
-from tests.loopback_hub import LoopbackHub, Repo
 
-from .conftest import contents, edit_json, open_model, read_tensors, recipe_of, run_python, same_tensors, tiny_tokenizer
+from .conftest import edit_json, open_model, read_tensors, recipe_of, same_tensors, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
 MLP, ATTENTION = ["gate_proj", "up_proj", "down_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -137,19 +135,15 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_written(case, experts, tm
     assert fragment in str(error.value) and "\n" not in str(error.value) and not list(tmp_path.glob("out*"))
 
 
-def test_an_adapter_is_added_from_the_hub(experts, tmp_path):
-    """An adapter of the Hub over a base of the Hub, in a process that knows neither folder."""
+def test_an_adapter_is_added_from_the_hub(experts, tmp_path, monkeypatch):
+    """An adapter of the Hub over a base of the Hub."""
     base, other = experts(2)
     adapter, merged = adapt(base, tmp_path, target_modules=MLP)
     edit_json(adapter / "adapter_config.json", base_model_name_or_path="tester/base")
     compose(recipe_of([base, other], base_model=base, average="base", gate_mode="random"), tmp_path / "two")
-    script = "import merge_tools, sys; merge_tools.add(sys.argv[1], 'tester/adapted', sys.argv[2])"
-    with LoopbackHub() as hub:
-        for name, folder in (("tester/base", base), ("tester/adapted", adapter)):
-            hub.repos["model", name] = repository = Repo(name, "model")
-            repository.commit("main", "files", {name: (content, None) for name, content in contents(folder).items()})
-        environment = {**os.environ, **hub.env, "HF_HOME": str(tmp_path / "cache")}
-        run_python("-c", script, tmp_path / "two", tmp_path / "three", env=environment)
+    hub = {"tester/base": base, "tester/adapted": adapter}
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(hub[name]))
+    add(tmp_path / "two", "tester/adapted", tmp_path / "three")
     record = json.loads((tmp_path / "three" / "merge_record.json").read_text())
     assert record["experts"][2]["source"] == "tester/adapted" and "path" not in record["experts"][2]
     name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
