@@ -123,6 +123,13 @@ def edit_json(path, **changes):
     Path(path).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
+def edit_tensors(folder, change, file="model.safetensors"):
+    """Calls `change` on the tensors of a file by name, and writes them back."""
+    tensors = load_file(folder / file)
+    change(tensors)
+    save_file(tensors, folder / file, {"format": "pt"})
+
+
 @pytest.fixture(scope="session")
 def experts(tmp_path_factory):
     """experts(count, **options of save_expert) -> folders, the same for the same call."""

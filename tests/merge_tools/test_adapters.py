@@ -6,14 +6,14 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
 
 from merge_tools import add, compose, extract, verify
 from run_tools.errors import UserError
 
-from .conftest import edit_json, open_model, read_tensors, recipe_of, same_tensors, tiny_tokenizer
+from .conftest import edit_json, edit_tensors, open_model, read_tensors, recipe_of, same_tensors, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+WEIGHTS = "adapter_model.safetensors"
 MLP, ATTENTION = ["gate_proj", "up_proj", "down_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]
 ADAPTERS = {
     "on the MLPs": {"target_modules": MLP},
@@ -60,7 +60,6 @@ def test_a_mixture_with_an_adapter_is_that_of_the_merged_model(kind, experts, tm
     name = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(read_tensors(tmp_path / "dense")[name], read_tensors(merged)[name])
     edit_json(adapter / "adapter_config.json", lora_alpha=4)
-    (adapter / "adapter_model.safetensors").write_bytes((adapter / "adapter_model.safetensors").read_bytes())
     assert not verify(tmp_path / "out")["ok"]
 
 
@@ -100,12 +99,6 @@ def test_where_an_adapter_finds_its_base(experts, tmp_path, monkeypatch):
         assert verify(tmp_path / str(number))["ok"]
 
 
-def change_file(adapter, change):
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    change(tensors)
-    save_file(tensors, adapter / "adapter_model.safetensors")
-
-
 def starts_as(kind):
     return lambda adapter: edit_json(adapter / "adapter_config.json", init_lora_weights=kind)
 
@@ -114,12 +107,12 @@ BAD = {
     **{kind: (starts_as(kind), kind) for kind in ("pissa_niter_4", "olora", "corda", "loftq")},
     "another kind": (lambda a: edit_json(a / "adapter_config.json", peft_type="PREFIX_TUNING"), "adapter"),
     "another rank": (lambda a: edit_json(a / "adapter_config.json", r=7), "size mismatch"),
-    "half a pair": (lambda a: change_file(a, lambda t: t.pop(min(t))), "lora_A"),
+    "half a pair": (lambda a: edit_tensors(a, lambda t: t.pop(min(t)), WEIGHTS), "lora_A"),
     "of a larger model": (
-        lambda a: change_file(a, lambda t: t.update({max(t).replace("layers.1", "layers.9"): t[max(t)] * 2})),
+        lambda a: edit_tensors(a, lambda t: t.update({max(t).replace("layers.1", "layers.9"): t[max(t)] * 2}), WEIGHTS),
         "layers.9",
     ),
-    "no weights": (lambda a: (a / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
+    "no weights": (lambda a: (a / WEIGHTS).unlink(), WEIGHTS),
     "no base": (lambda a: edit_json(a / "adapter_config.json", base_model_name_or_path="gone/else"), "gone/else"),
 }
 

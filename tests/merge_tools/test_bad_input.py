@@ -5,13 +5,12 @@ import shutil
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
 from merge_tools import compose
 from merge_tools.sources import INDEX
 from run_tools.errors import UserError
 
-from .conftest import edit_json, recipe_of, save_expert
+from .conftest import edit_json, edit_tensors, recipe_of, save_expert
 
 with open(__file__.replace(".py", ".yml"), encoding="utf-8") as file:
     CASES = yaml.safe_load(file)
@@ -51,12 +50,6 @@ def test_configurations(case, folders, tmp_path):
     assert_refused(tmp_path, recipe_of(folders), *case["names"])
 
 
-def change_tensors(folder, change):
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
 NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
 TENSORS = {
     "missing": (lambda t: t.pop(DOWN), (DOWN, "no such tensor")),
@@ -74,19 +67,19 @@ TENSORS = {
 @pytest.mark.parametrize("case", TENSORS)
 def test_tensors(case, folders, tmp_path):
     change, names = TENSORS[case]
-    change_tensors(folders[1], change)
+    edit_tensors(folders[1], change)
     assert_refused(tmp_path, recipe_of(folders), "ships", *names)
 
 
 def test_a_base_that_lacks_a_tensor_of_its_configuration_is_named(folders, tmp_path):
     """All sources agree, so only the configuration shows it: a model with random weights would open."""
     for folder in folders:
-        change_tensors(folder, lambda tensors: tensors.pop(NORM))
+        edit_tensors(folder, lambda tensors: tensors.pop(NORM))
     assert_refused(tmp_path, recipe_of(folders), "birds", NORM)
 
 
 def test_values_that_exceed_the_range_of_the_output(folders, tmp_path):
-    change_tensors(folders[2], lambda tensors: tensors[DOWN].view(-1)[:1].fill_(1e6))
+    edit_tensors(folders[2], lambda tensors: tensors[DOWN].view(-1)[:1].fill_(1e6))
     assert_refused(tmp_path, recipe_of(folders, dtype="float16"), "tools", "range of F16")
 
 
