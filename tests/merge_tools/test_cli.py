@@ -53,7 +53,7 @@ def test_a_mixture_is_made_looked_at_edited_and_used(folder):
     assert "wrote lexicon" in run("export", "two", "lexicon", "--format", "lexicon")[0]
     domains = ("--domain", "birds=birds.txt", "--domain", "ships=ships.txt")
     assert "gain kept" in run("evaluate", "two", *domains)[0]
-    out, _ = run("tune", "two", "tuned", *domains, "--steps", 2)
+    out, _ = run("tune", "two", "tuned", *domains, "--steps", 2, "--learning-rate", 0.01)
     assert "perplexity before" in out and inspect("tuned")["confusion"] is None
     edit_json(folder / "two" / "config.json", num_experts_per_tok=1)
     out, _ = run("verify", "two", code=1)

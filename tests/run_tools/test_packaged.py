@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -166,6 +167,15 @@ def test_other_changed_weights_cannot_be_packed(script, mixture, tmp_path):
     model.save_pretrained(tmp_path / "changed")
     with pytest.raises(SystemExit, match="model.norm.weight was changed"):
         script.pack(tmp_path / "changed", tmp_path / "package")
+
+
+def test_factors_in_8_bits_are_within_half_a_step(script):
+    for shape, scales in (((3, 40), (3, 1)), ((40, 3), (1, 3)), ((2, 3, 40), (2, 3, 1))):
+        factor = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        factor[..., 0] = 0
+        steps, scale = script.quantize(factor)
+        assert steps.dtype == np.int8 and scale.shape == scales
+        assert (np.abs(steps * scale.astype(np.float32) - factor) <= 0.51 * scale.astype(np.float32) + 1e-7).all()
 
 
 def test_processes_that_need_a_folder_at_the_same_time_wait_for_the_one_that_writes_it(tmp_path):

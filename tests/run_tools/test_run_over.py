@@ -136,10 +136,11 @@ TestManyInterruptions = pytest.mark.nightly(ManyInterruptions.TestCase)
 TestManyInterruptions.settings = hypothesis_settings(TestInterruptions.settings, max_examples=400)
 
 
-def test_only_the_error_of_a_row_is_counted(tmp_path):
+def test_only_the_error_of_a_row_is_counted_and_a_bar_shows_how_many_there_are(tmp_path, capsys):
     rows = [{"id": 0, "text": "a", "answer": {"error": "404"}}, {"id": 1}]
     for out in (tmp_path / "out.jsonl", tmp_path / "out.csv"):
         assert run(write_rows(tmp_path / "in.jsonl", rows), out)[:2] == (2, 1)
+        assert " 2/2 " in capsys.readouterr().err
 
 
 def test_a_bad_row_is_an_error_of_its_own(tmp_path):
