@@ -82,7 +82,7 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(module, command):
     )
     done = start(("lexperts", *command.split()), before=press)
     first, *more = done.stderr.splitlines()
-    assert done.returncode == 130 and first.startswith("interrupted: ") and more == ["HEAVY []"]
+    assert done.returncode == 130 and first.startswith("interrupted: R") and more == ["HEAVY []"]
 
 
 @pytest.mark.parametrize("name", ["lexperts", "keyphrases", "merge-experts"])
