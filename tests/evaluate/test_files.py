@@ -23,7 +23,7 @@ def files(tmp_path, monkeypatch):
         rows = [row | {"summary_text": text} for row, text in zip(ROWS, texts, strict=True)]
         write_rows(tmp_path / f"{name}.jsonl", rows)
     write_rows(tmp_path / "gold.jsonl", ROWS)
-    (tmp_path / "broken.jsonl").write_text('{"id": 1, "summary_text": "a"}\n{"id"\n')
+    (tmp_path / "broken.jsonl").write_text('{"summary": "a", "summary_text": "a"}\n{"id"\n')
     return tmp_path
 
 
