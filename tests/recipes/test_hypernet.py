@@ -10,6 +10,7 @@ from transformers import TrainingArguments, pipeline
 from lexperts.cli.train import app
 from lexperts.recipes.hypernet.arguments import ClassificationDataArguments, ModelArguments
 from lexperts.recipes.hypernet.classes import load_texts
+from lexperts.recipes.hypernet.keyphrases import score_mentions
 from lexperts.recipes.hypernet.models import build_model
 from lexperts.recipes.training import RecipeTrainer
 from modeling_hypernet import (
@@ -57,6 +58,13 @@ def test_keyphrases_are_trained_and_scored_by_one_command(backbone, files, tmp_p
     extract = pipeline("keyphrase-extraction", model=str(tmp_path))
     assert isinstance(extract({"title": "graph cut", "text": TEXT}), list)
     assert extract.model.config.keyphrase_threshold == results["threshold"]
+
+
+def test_mentions_are_counted_against_the_spans_of_the_gold_labels():
+    extract = lambda inputs, **_: [[{"mentions": [{"start": 4, "end": 13}, {"start": 0, "end": 3}]}]]  # noqa: E731
+    extract.language = "english"
+    found = score_mentions(extract, {"title": [""], "text": ["the graph cut of it"], "keyphrases": [["graph cuts"]]})
+    assert found == pytest.approx({"precision": 1 / 2, "recall": 1, "f1": 2 / 3})
 
 
 def test_states_are_computed_once_and_change_nothing(backbone, tmp_path):

@@ -81,7 +81,8 @@ def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):
     folder, _ = mixed
     results = results_of(folder)
     assert list(results["test"]) == ["a", "b:words", "test"] and results["test"]["a"]["documents"] == 16
-    assert results["test"]["a"] != results["test"]["b:words"] and 0 < results["word_classes"]["accuracy"] <= 1
+    assert results["test"]["a"] != results["test"]["b:words"]
+    assert 1 >= results["word_classes"]["accuracy"] > results["word_classes"]["most_frequent"]
     assert results["documents"]["train"] > 32 and results["documents"]["validation"] > 24  # with copies
     extract = pipeline("keyphrase-extraction", model=str(folder))
     config = extract.model.config
