@@ -22,7 +22,9 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM
 from modeling_moesumm import MoeSummForCausalLM
 from run_tools import packaged
 from run_tools.errors import UserError
+from run_tools.files import sha256_of
 from run_tools.packaged import GGUF_SHA256, PACKAGED_MODELS, find_packaged
+from tests.tools import train_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96}
@@ -221,6 +223,24 @@ def test_a_package_that_is_damaged_or_not_installed_is_named(tmp_path, monkeypat
     assert not list((tmp_path / "cache").glob("smollm2*"))
 
 
+def test_what_transformers_reads_from_the_file_of_smollm2_is_written_once(tmp_path, monkeypatch):
+    model, tokenizer, packed = (
+        LlamaForCausalLM(LlamaConfig(**SIZES)),
+        train_tokenizer(["the end"], 300),
+        tmp_path / "packed",
+    )
+    packed.mkdir()
+    (packed / packaged.GGUF).write_bytes(b"GGUF")
+    monkeypatch.setenv("LEXPERTS_CACHE", str(tmp_path))
+    monkeypatch.setattr(packaged, "GGUF_SHA256", sha256_of(packed / packaged.GGUF))
+    monkeypatch.setattr(packaged, "package_folder", lambda name: packed)
+    for cls, read in ((AutoModelForCausalLM, model), (AutoTokenizer, tokenizer)):
+        monkeypatch.setattr(cls, "from_pretrained", lambda place, gguf_file, dtype=None, read=read, **_: read)
+    folder = Path(find_packaged("smollm2"))
+    assert {"model.safetensors", "tokenizer.json", "README.md"} <= {path.name for path in folder.iterdir()}
+    assert "license: apache-2.0" in (folder / "README.md").read_text()
+
+
 @pytest.mark.nightly
 @pytest.mark.skipif(find_spec("lexperts_smollm2") is None, reason="SmolLM2 is not installed: make test does it")
 def test_smollm2_opens_in_transformers(tmp_path, monkeypatch):
@@ -232,7 +252,6 @@ def test_smollm2_opens_in_transformers(tmp_path, monkeypatch):
     inputs = tokenizer("The capital of France is", return_tensors="pt")
     tokens = model.generate(**inputs, max_new_tokens=2, do_sample=False)
     assert "Paris" in tokenizer.decode(tokens[0])
-    assert "license: apache-2.0" in (folder / "README.md").read_text()
 
 
 def test_a_card_names_no_place_on_this_machine():
