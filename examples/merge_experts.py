@@ -1,6 +1,6 @@
 """Fine-tunes two tiny Llamas independently, merges them into one sparse Mixtral, shows what it keeps, and tunes its gates.
 
-    python examples/merge_experts.py               # about a minute on two cores; pip install 'lexperts[train,merge]'
+    python examples/merge_experts.py               # about a minute on two cores; pip install -e '.[train,merge]'
 
 The base is trained here, too, with 270,000 weights, so that nothing needs to be downloaded. With real models only the
 recipe is needed: `lexperts merge compose mixture.yml mixture`. `lm_lexicon.sh` does the same with definitions.

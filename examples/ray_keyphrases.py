@@ -1,6 +1,6 @@
 """Keyphrases of Parquet files on a Ray cluster, by Ray Data.
 
-    pip install "lexperts[ray]"
+    pip install --find-links dist "lexperts[ray]"
     python examples/ray_keyphrases.py "s3://bucket/documents/*.parquet" s3://bucket/keyphrases --workers 8 --gpus-per-worker 1
 
 Each worker loads the model once. Documents that cannot be processed have a reason in the column `error`. This writes many files

@@ -1,6 +1,6 @@
 """The server of `lexperts keyphrases serve` as a Ray Serve deployment: several replicas, on one machine or on a cluster.
 
-    pip install "lexperts[serve]" "ray[serve]"
+    pip install --find-links dist "lexperts[serve]" "ray[serve]"
     python examples/serve_with_ray.py --replicas 2
     curl localhost:8000/keyphrases -H 'Content-Type: application/json' -d '{"inputs": "Graph cuts solve problems."}'
 

@@ -8,14 +8,13 @@ from run_tools.errors import UserError, one_line
 
 from .families import FAMILIES, LEXICON, MLP, MixtureClass, family_of
 from .recipe import ARCHITECTURES, Recipe
-from .sources import Source, read_json, read_tokenizer
+from .sources import VOCABULARY, Source, read_json, read_tokenizer
 
 # fields of a configuration without an effect on what a model computes, or that tensor shapes show
 WITHOUT_EFFECT = {
     "attention_dropout", "initializer_range", "use_cache", "pretraining_tp", "max_window_layers", "vocab_size", "output_router_logits",
 }  # fmt: skip
 REPORTED = ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")  # the base's are written
-VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 # parts of a tokenizer that decide which ids a text gets
 TOKENIZER_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer")

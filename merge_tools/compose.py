@@ -14,14 +14,14 @@ import torch
 from run_tools.errors import UserError
 from run_tools.versions import __version__
 
-from .check import VOCABULARY, check_sources, mixture_class
+from .check import check_sources, mixture_class
 from .families import MLP, MixtureClass
 from .gates import make_gates
 from .low_rank import Factors
 from .output import mixture_config, write_config, write_tokenizer
 from .recipe import Recipe, read_recipe
 from .record import Hashes, source_record, write_record
-from .sources import DTYPES, NAMES, Source, open_file, open_source
+from .sources import DTYPES, NAMES, VOCABULARY, Source, open_file, open_source
 from .writer import BYTES, SHARD_BYTES, Item, new_folder, write_tensors
 
 CENTROIDS = "domain_centroids"  # the tensor of the centroids of the experts' clusters

@@ -18,6 +18,7 @@ from run_tools.packaged import PACKAGED_MODELS, find_packaged
 Spec = tuple[str, tuple[int, ...]]  # dtype (safetensors' name) and shape of a tensor
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 INDEX = "model.safetensors.index.json"
 DOWNLOADED = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "README.md"]
 CARRIED = (
@@ -90,7 +91,7 @@ class Source:
 
     def _drop_unused(self) -> None:
         """Forgets tensors that the model does not use. Raises a `UserError` for an output layer that should be tied and differs."""
-        head, embeddings = "lm_head.weight", "model.embed_tokens.weight"
+        embeddings, head = VOCABULARY
         tied = self.config.tie_word_embeddings and {head, embeddings} <= self.specs.keys()
         if tied and not torch.equal(self[head], self[embeddings]):
             raise UserError(f"{self.name}: tie_word_embeddings is true, but {head} differs from the embeddings.")
@@ -240,11 +241,15 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
     try:
         with open_file(folder / "adapter_model.safetensors") as file:
             stored = set(file.keys())
+            rows = [file.get_slice(name).get_shape()[0] for name in stored if name.endswith(VOCABULARY)]
         options = {"trust_remote_code": False, "use_safetensors": True, "attn_implementation": "eager"}
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", **options)
+        if rows:  # whole embeddings, which peft saves if they were resized for new tokens
+            model.resize_token_embeddings(rows[0])
         with_adapter = PeftModel.from_pretrained(model, folder)
-        if unused := stored ^ set(get_peft_model_state_dict(with_adapter)):
-            raise UserError(f"{min(unused)!r} is only in its file, or only in the model that its settings give")
+        different = stored ^ set(get_peft_model_state_dict(with_adapter))
+        if unused := [name for name in sorted(different) if not name.endswith(VOCABULARY)]:
+            raise UserError(f"{unused[0]!r} is only in its file, or only in the model that its settings give")
         with_adapter.merge_and_unload(safe_merge=True).save_pretrained(scratch.name)
     except Exception as error:  # whatever peft and transformers raise
         scratch.cleanup()

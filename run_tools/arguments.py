@@ -43,9 +43,12 @@ def make_parser(classes: Iterable[type], **texts: Any) -> Any:
     return parser
 
 
-def parse(classes: Sequence[type], argv: Sequence[str], configs: Path) -> tuple[tuple, dict[str, Any]]:
+def parse(
+    classes: Sequence[type], argv: Sequence[str], configs: Path, some: bool = False
+) -> tuple[tuple, dict[str, Any]]:
     """The path of a YAML file, or the name of one in `configs`, then options, which win -> an instance of each class,
-    and the values that were given. Raises a `UserError` for an unknown option, and a value of another type.
+    and the values that were given. Raises a `UserError` for a value of another type, and, unless the classes are only
+    `some` of those of the command, for an unknown option.
     """
     parser, words = make_parser(classes), list(argv)
     for action in parser._actions:
@@ -53,7 +56,8 @@ def parse(classes: Sequence[type], argv: Sequence[str], configs: Path) -> tuple[
     if words and not words[0].startswith("-"):
         path, known = find_config(words.pop(0), configs), {action.dest for action in parser._actions}
         settings = {name: value for name, value in read_yaml(path).items() if not str(name).startswith("_")}
-        if unknown := [name for name in settings if name not in known]:
+        unknown = [name for name in settings if name not in known]
+        if unknown and not some:
             near = did_you_mean(str(unknown[0]), known)
             raise UserError(f"{path}: the key {short_repr(unknown[0])} is not known.{near}")
         for name, value in settings.items():  # before the options of the command line
@@ -62,7 +66,7 @@ def parse(classes: Sequence[type], argv: Sequence[str], configs: Path) -> tuple[
             elif value is not None:
                 words[:0] = [f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"]
     found, rest = parser.parse_known_args(words)
-    if rest:
+    if rest and not some:
         flags = [name[2:] for name in parser._option_string_actions]
         hint = did_you_mean(rest[0][2:].partition("=")[0], flags, "--") if rest[0].startswith("--") else ""
         raise UserError(f"The argument {rest[0]!r:.80} is not known.{hint[:100]} --help lists all options.")

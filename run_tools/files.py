@@ -101,10 +101,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
                 seen.add(str(key.value))
             return super().construct_mapping(node, deep)
 
+        def construct_object(self, node, deep=False):
+            try:
+                value = super().construct_object(node, deep)
+                str(value if isinstance(value, int) else "")  # Python does not print numbers of thousands of digits
+                return value
+            except (ValueError, LookupError, AttributeError) as error:
+                raise yaml.MarkedYAMLError(problem=one_line(error), problem_mark=node.start_mark) from error
+
     try:
         with open(path, encoding="utf-8-sig") as file:
             content = yaml.load(file, Loader)
-    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds no mapping of options. Write one per line, such as seed: 1.")

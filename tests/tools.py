@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -97,6 +98,18 @@ def save_tiny_bart(folder: Path, texts: list[str]) -> None:
              for name, n in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))}  # fmt: skip
     config = BartConfig(vocab_size=bpe.get_vocab_size(), d_model=16, max_position_embeddings=96, **sizes)
     BartForConditionalGeneration(config).save_pretrained(folder)
+
+
+def run_in_child(function) -> None:
+    """Calls a function in another process, which may be killed, and otherwise ends without an error."""
+    if (child := os.fork()) == 0:
+        try:  # tqdm shares a lock with this process, and keeps it after an error of the standard error
+            with open(os.devnull, "w", encoding="utf-8") as sys.stderr:
+                function()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (0, -signal.SIGKILL)
 
 
 # Gloo's worker threads outlive destroy_process_group, and one that is not done when Python shuts down aborts its process.

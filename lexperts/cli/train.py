@@ -34,6 +34,9 @@ def runner_of(command: Command):
 def train(command: Command, arguments: ModuleType, folder: Path, argv: list[str]) -> None:
     """Runs a training. One that is complete stays as it is."""
     try:
+        for own in parse(arguments.ARGUMENTS[command.module], argv, folder, some=True)[0]:
+            if hasattr(own, "check_columns"):  # before torch is imported, which takes seconds
+                own.check_columns()
         from ..recipes.training import CompleteRunError, last_checkpoint, start_run
 
         package, name = getattr(arguments, "TRAINING", ("transformers", "TrainingArguments"))

@@ -20,6 +20,15 @@ class SplitArguments:
     validation_files: list[str] | None = option(None, "validation files, same format")
     test_files: list[str] | None = option(None, "test files, same format, scored after training")
 
+    def check_columns(self) -> None:
+        """Raises a `UserError` for a column that the training files do not have. `title` need not exist."""
+        from run_tools.rows import Source
+
+        columns = {name: getattr(self, name, None) for name in ("text_column", "title_column", "label_column")}
+        names = [column for name, column in columns.items() if column and (name, column) != ("title_column", "title")]
+        for place in self.train_files or ():
+            Source(place.rpartition("=")[2]).check_columns(names)
+
 
 @dataclass
 class ColumnArguments:

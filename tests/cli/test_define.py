@@ -76,12 +76,6 @@ def test_a_definition_of_the_source_is_not_replaced(folder, tmp_path):
     assert [row.keys() for row in read_rows(output)] == [{"id", *TERMS[0], "definition", "score"}] * len(ROWS)
 
 
-def test_a_file_without_the_columns_names_no_option_that_the_command_lacks(folder, tmp_path):
-    source = write_rows(tmp_path / "in.jsonl", [{"term": "axe", "sentence": "an axe fell"}])
-    error = CliRunner().invoke(app, ["terms", str(source), str(tmp_path / "out.jsonl"), "-m", str(folder / "dense")])
-    assert error.exit_code == 2 and "'context'" in error.stderr and "--" not in error.stderr
-
-
 @pytest.mark.parametrize("options, count", [((), 1), (("--num-definitions", "3"), 3), (("--best-of", "4"), 1)])
 def test_a_term_of_the_command_line_is_defined(options, count, folder, monkeypatch):
     command = ["term", "bell", "-c", "the bell rang", "--json", *options]

@@ -77,6 +77,8 @@ def test_rows_without_text_do_not_stop_the_run(model, tmp_path):
     assert "3 could not be processed" in result.stdout
     assert ["summary_text" in row for row in read_rows(output)] == [True, False, False, False, True]
     assert all("error" in row for row in read_rows(output)[1:4])
+    done = run(write_rows(tmp_path / "in.jsonl", rows[1:4]), tmp_path / "none.jsonl", "--model", model[2], *FAST)
+    assert done.exit_code == 1 and "none.jsonl" in done.stderr
 
 
 def test_an_unknown_data_set_and_a_model_of_another_kind_are_errors_of_the_option(model, source, tmp_path):

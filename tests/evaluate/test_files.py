@@ -23,6 +23,7 @@ def files(tmp_path, monkeypatch):
         rows = [row | {"summary_text": text} for row, text in zip(ROWS, texts, strict=True)]
         write_rows(tmp_path / f"{name}.jsonl", rows)
     write_rows(tmp_path / "gold.jsonl", ROWS)
+    (tmp_path / "broken.jsonl").write_text('{"summary": "a", "summary_text": "a"}\n{"id"\n')
     return tmp_path
 
 
@@ -92,6 +93,7 @@ def test_rows_of_another_source_are_refused(case, change, names, files):
 
 @pytest.mark.parametrize("words, names", [
     ("definitions gold.jsonl", "'definition'"),
+    ("summaries broken.jsonl", "broken.jsonl, line 2"),
     ("summaries ours.jsonl --baseline x", "--baseline 'x'"),
     ("summaries =ours.jsonl", "'=ours.jsonl'"),
     ("summaries ours.jsonl --language german", "'language'"),

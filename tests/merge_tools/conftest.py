@@ -23,12 +23,7 @@ SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_t
 MERGES = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "a"), ("i", "n"), ("i", "s"), ("▁", "is"), ("o", "f")]
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-    "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
+    "yarn": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},
     "llama3": {
         "rope_type": "llama3",
         "rope_theta": 500000.0,
@@ -126,6 +121,13 @@ def edit_json(path, **changes):
     """Replaces keys of a JSON file; a value of None removes the key."""
     content = {**json.loads(Path(path).read_text()), **changes}
     Path(path).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def edit_tensors(folder, change, file="model.safetensors"):
+    """Calls `change` on the tensors of a file by name, and writes them back."""
+    tensors = load_file(folder / file)
+    change(tensors)
+    save_file(tensors, folder / file, {"format": "pt"})
 
 
 @pytest.fixture(scope="session")

@@ -1,21 +1,19 @@
 """LoRA adapters as experts: the mixture is that of the models into which peft merges them."""
 
 import json
-import os
 import shutil
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
 
-from merge_tools import compose, extract, verify
+from merge_tools import add, compose, extract, verify
 from run_tools.errors import UserError
-from tests.loopback_hub import LoopbackHub, Repo
 
-from .conftest import contents, edit_json, open_model, read_tensors, recipe_of, run_python, same_tensors, tiny_tokenizer
+from .conftest import edit_json, edit_tensors, open_model, read_tensors, recipe_of, same_tensors, tiny_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's
+WEIGHTS = "adapter_model.safetensors"
 MLP, ATTENTION = ["gate_proj", "up_proj", "down_proj"], ["q_proj", "k_proj", "v_proj", "o_proj"]
 ADAPTERS = {
     "on the MLPs": {"target_modules": MLP},
@@ -29,17 +27,20 @@ ADAPTERS = {
 }  # fmt: skip
 
 
-def adapt(base, folder, seed=0, **options):
+def adapt(base, folder, new_tokens=(), **options):
     """-> an adapter over a base as peft saves it, and the same merged by peft."""
-    torch.manual_seed(seed)
-    model = get_peft_model(open_model(base), LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
+    torch.manual_seed(0)
+    model, tokenizer = open_model(base), tiny_tokenizer(new_tokens)
+    if new_tokens:
+        model.resize_token_embeddings(len(tokenizer))
+    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **options))
     with torch.no_grad():
         for p in model.parameters():
             if p.requires_grad:
                 p += torch.randn(p.shape) * 0.1
     model.save_pretrained(folder / "adapter")
     model.merge_and_unload().save_pretrained(folder / "merged")
-    tiny_tokenizer().save_pretrained(folder / "merged")
+    tokenizer.save_pretrained(folder / "merged")
     return folder / "adapter", folder / "merged"
 
 
@@ -59,17 +60,26 @@ def test_a_mixture_with_an_adapter_is_that_of_the_merged_model(kind, experts, tm
     name = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(read_tensors(tmp_path / "dense")[name], read_tensors(merged)[name])
     edit_json(adapter / "adapter_config.json", lora_alpha=4)
-    (adapter / "adapter_model.safetensors").write_bytes((adapter / "adapter_model.safetensors").read_bytes())
     assert not verify(tmp_path / "out")["ok"]
 
 
 def test_an_adapter_that_changes_no_mlp_is_a_warning(experts, tmp_path):
     base, other = experts(2)
     adapter, _ = adapt(base, tmp_path, target_modules=ATTENTION)
-    (warning,) = compose(recipe_of([named(adapter), other], base_model=base, average="base"), tmp_path / "out")[
-        "warnings"
-    ]
+    recipe = recipe_of([named(adapter), other], base_model=base, average="base")
+    (warning,) = compose(recipe, tmp_path / "out")["warnings"]
     assert "adapted" in warning and "average: base" in warning
+
+
+def test_embeddings_that_were_resized_are_another_vocabulary(experts, tmp_path):
+    base, other = experts(2)
+    adapter, merged = adapt(base, tmp_path, ["<new>"], target_modules=MLP)
+    with pytest.raises(UserError, match="adapted: its vocabulary has 46 rows.*tokenizer: base"):
+        compose(recipe_of([named(adapter), other], base_model=base), tmp_path / "out")
+    for origin, out in ((adapter, "out"), (merged, "expected")):
+        recipe = recipe_of([named(origin), other], base_model=base, average="mean", tokenizer="base")
+        assert not compose(recipe, tmp_path / out)["warnings"]
+    assert same_tensors(tmp_path / "out", tmp_path / "expected")
 
 
 def test_where_an_adapter_finds_its_base(experts, tmp_path, monkeypatch):
@@ -89,25 +99,20 @@ def test_where_an_adapter_finds_its_base(experts, tmp_path, monkeypatch):
         assert verify(tmp_path / str(number))["ok"]
 
 
-def change_file(adapter, change):
-    tensors = load_file(adapter / "adapter_model.safetensors")
-    change(tensors)
-    save_file(tensors, adapter / "adapter_model.safetensors")
+def starts_as(kind):
+    return lambda adapter: edit_json(adapter / "adapter_config.json", init_lora_weights=kind)
 
 
 BAD = {
-    "pissa": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="pissa_niter_4"), "pissa"),
-    "olora": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="olora"), "olora"),
-    "corda": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="corda"), "corda"),
-    "loftq": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="loftq"), "loftq"),
+    **{kind: (starts_as(kind), kind) for kind in ("pissa_niter_4", "olora", "corda", "loftq")},
     "another kind": (lambda a: edit_json(a / "adapter_config.json", peft_type="PREFIX_TUNING"), "adapter"),
     "another rank": (lambda a: edit_json(a / "adapter_config.json", r=7), "size mismatch"),
-    "half a pair": (lambda a: change_file(a, lambda t: t.pop(min(t))), "lora_A"),
+    "half a pair": (lambda a: edit_tensors(a, lambda t: t.pop(min(t)), WEIGHTS), "lora_A"),
     "of a larger model": (
-        lambda a: change_file(a, lambda t: t.update({max(t).replace("layers.1", "layers.9"): t[max(t)] * 2})),
+        lambda a: edit_tensors(a, lambda t: t.update({max(t).replace("layers.1", "layers.9"): t[max(t)] * 2}), WEIGHTS),
         "layers.9",
     ),
-    "no weights": (lambda a: (a / "adapter_model.safetensors").unlink(), "adapter_model.safetensors"),
+    "no weights": (lambda a: (a / WEIGHTS).unlink(), WEIGHTS),
     "no base": (lambda a: edit_json(a / "adapter_config.json", base_model_name_or_path="gone/else"), "gone/else"),
 }
 
@@ -123,19 +128,15 @@ def test_what_cannot_be_merged_is_named_and_nothing_is_written(case, experts, tm
     assert fragment in str(error.value) and "\n" not in str(error.value) and not list(tmp_path.glob("out*"))
 
 
-def test_an_adapter_is_added_from_the_hub(experts, tmp_path):
-    """An adapter of the Hub over a base of the Hub, in a process that knows neither folder."""
+def test_an_adapter_is_added_from_the_hub(experts, tmp_path, monkeypatch):
+    """An adapter of the Hub over a base of the Hub."""
     base, other = experts(2)
     adapter, merged = adapt(base, tmp_path, target_modules=MLP)
     edit_json(adapter / "adapter_config.json", base_model_name_or_path="tester/base")
     compose(recipe_of([base, other], base_model=base, average="base", gate_mode="random"), tmp_path / "two")
-    script = "import merge_tools, sys; merge_tools.add(sys.argv[1], 'tester/adapted', sys.argv[2])"
-    with LoopbackHub() as hub:
-        for name, folder in (("tester/base", base), ("tester/adapted", adapter)):
-            hub.repos["model", name] = repository = Repo(name, "model")
-            repository.commit("main", "files", {name: (content, None) for name, content in contents(folder).items()})
-        environment = {**os.environ, **hub.env, "HF_HOME": str(tmp_path / "cache")}
-        run_python("-c", script, tmp_path / "two", tmp_path / "three", env=environment)
+    hub = {"tester/base": base, "tester/adapted": adapter}
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(hub[name]))
+    add(tmp_path / "two", "tester/adapted", tmp_path / "three")
     record = json.loads((tmp_path / "three" / "merge_record.json").read_text())
     assert record["experts"][2]["source"] == "tester/adapted" and "path" not in record["experts"][2]
     name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"

@@ -5,12 +5,12 @@ import shutil
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file, save_file
 
 from merge_tools import compose
+from merge_tools.sources import INDEX
 from run_tools.errors import UserError
 
-from .conftest import edit_json, recipe_of, save_expert
+from .conftest import edit_json, edit_tensors, recipe_of, save_expert
 
 with open(__file__.replace(".py", ".yml"), encoding="utf-8") as file:
     CASES = yaml.safe_load(file)
@@ -50,12 +50,6 @@ def test_configurations(case, folders, tmp_path):
     assert_refused(tmp_path, recipe_of(folders), *case["names"])
 
 
-def change_tensors(folder, change):
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
 NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
 TENSORS = {
     "missing": (lambda t: t.pop(DOWN), (DOWN, "no such tensor")),
@@ -73,22 +67,23 @@ TENSORS = {
 @pytest.mark.parametrize("case", TENSORS)
 def test_tensors(case, folders, tmp_path):
     change, names = TENSORS[case]
-    change_tensors(folders[1], change)
+    edit_tensors(folders[1], change)
     assert_refused(tmp_path, recipe_of(folders), "ships", *names)
 
 
 def test_a_base_that_lacks_a_tensor_of_its_configuration_is_named(folders, tmp_path):
     """All sources agree, so only the configuration shows it: a model with random weights would open."""
     for folder in folders:
-        change_tensors(folder, lambda tensors: tensors.pop(NORM))
+        edit_tensors(folder, lambda tensors: tensors.pop(NORM))
     assert_refused(tmp_path, recipe_of(folders), "birds", NORM)
 
 
 def test_values_that_exceed_the_range_of_the_output(folders, tmp_path):
-    change_tensors(folders[2], lambda tensors: tensors[DOWN].view(-1)[:1].fill_(1e6))
+    edit_tensors(folders[2], lambda tensors: tensors[DOWN].view(-1)[:1].fill_(1e6))
     assert_refused(tmp_path, recipe_of(folders, dtype="float16"), "tools", "range of F16")
 
 
+TWO_SHARDS = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}'
 FILES = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
     "pickled weights": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pytorch_model.bin"),
@@ -97,11 +92,19 @@ FILES = {
         "cannot be read",
     ),
     "a Git LFS pointer": (lambda f: (f / "model.safetensors").write_text("version https://git-lfs"), "cannot be read"),
-    "two sets of weights": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "has both"),
+    "two sets of weights": (lambda f: (f / INDEX).write_text("{}"), "has both"),
     "no configuration": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
     "a broken configuration": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
     "no folder": (lambda f: f.rename(f.with_name("shops")), "Did you mean"),
     "a broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer that can be opened"),
+    "another tokenizer": (
+        lambda f: edit_json(f / "tokenizer.json", normalizer={"type": "NFC"}),
+        "normalizer, so that texts have other ids. To write that of birds anyway, write tokenizer: base",
+    ),
+    "a missing shard": (
+        lambda f: (f / "model.safetensors").rename(f / "model-1.safetensors") and (f / INDEX).write_text(TWO_SHARDS),
+        "model-2.safetensors",
+    ),
 }
 
 
@@ -110,20 +113,6 @@ def test_files(case, folders, tmp_path):
     change, fragment = FILES[case]
     change(folders[1])
     assert_refused(tmp_path, recipe_of(folders), "ships", fragment)
-
-
-def test_a_missing_shard_is_named(folders, tmp_path):
-    (folders[1] / "model.safetensors").unlink()
-    (folders[1] / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'
-    )
-    assert_refused(tmp_path, recipe_of(folders), "model-00001-of-00002.safetensors")
-
-
-def test_a_tokenizer_that_gives_other_ids_is_named(folders, tmp_path):
-    text = (folders[1] / "tokenizer.json").read_text()
-    (folders[1] / "tokenizer.json").write_text(text.replace('"Lowercase"', '"NFC"'))
-    assert_refused(tmp_path, recipe_of(folders), "ships", "normalizer", "tokenizer: base")
 
 
 def test_a_link_out_of_a_source_is_not_followed(folders, tmp_path):

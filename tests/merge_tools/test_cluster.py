@@ -107,14 +107,6 @@ def test_what_cannot_be_split_writes_nothing(options, message, data, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-@pytest.mark.parametrize("name", ["out", "out.partial"])
-def test_files_of_others_stay(name, data, tmp_path):
-    (tmp_path / name / "mine").mkdir(parents=True)
-    with pytest.raises(UserError, match=name):
-        cluster(data, tmp_path / "out", method="random")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.jsonl", "b.jsonl", "data", "mine", name]
-
-
 def test_on_the_command_line(data, tmp_path):
     (tmp_path / "out").mkdir()  # an empty folder may exist
     done = CliRunner().invoke(app, ["cluster", str(data), str(tmp_path / "out"), "-k", "2", "--embedder", "minilm"])

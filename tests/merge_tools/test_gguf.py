@@ -20,7 +20,7 @@ from run_tools.errors import UserError
 
 from .conftest import edit_json, logits_of, open_model, read_tensors, tiny_tokenizer
 
-gguf = pytest.importorskip("gguf", reason="gguf is not installed. Install it with: pip install 'lexperts[gguf]'")
+gguf = pytest.importorskip("gguf", reason="gguf is not installed.")
 from .gguf_models import CASES, compose_case  # noqa: E402
 
 RENAMED = {  # in the order in which they are replaced

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from run_tools.rows import read_jsonl
 from tests.recipes.lexicon_helpers import kind_rows, save_embedder
 from tests.tools import read_rows, save_tiny_llama, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-DOCUMENT = read_jsonl(EXAMPLES / "corpus" / "test.jsonl")[0]
-TITLED = {"title": DOCUMENT["title"], "text": DOCUMENT["text"]}
 
 
 def run_example(name: str, output: Path, *more: str) -> None:
@@ -39,9 +36,8 @@ def test_real_llamas_are_trained_and_merged_from_texts_that_everybody_has(tmp_pa
     save_tiny_llama(tmp_path / "base")
     run_example("merge_real_llamas", tmp_path / "out", "--base", str(tmp_path / "base"))
     printed = capsys.readouterr().out
-    assert all(
-        part in printed for part in ("held-out tokens", "gain kept", "[reference] The try statement", "All of it took")
-    )
+    for part in ("held-out tokens", "gain kept", "[reference] The try statement", "All of it took"):
+        assert part in printed
 
 
 @pytest.mark.nightly
@@ -53,23 +49,13 @@ def test_the_recipe_of_lm_lexicon_runs_and_resumes(tmp_path):
         write_rows(tmp_path / "data" / f"{split}.jsonl", part)
     (tmp_path / "lexperts").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m lexperts "$@"\n')
     (tmp_path / "lexperts").chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "DATA": str(tmp_path / "data"),
-        "STEPS": "2",
-        "MODEL": str(tmp_path / "base"),
-        "EMBEDDER": str(tmp_path / "embedder"),
-        "EXPERTS": "2",
-        "BEST_OF": "2",
-        "TRAINING": "--max-steps 2 --use-cpu true --bf16 false --report-to none",
-    }
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment |= {"STEPS": "2", "EXPERTS": "2", "BEST_OF": "2"}
+    environment |= {"TRAINING": "--max-steps 2 --use-cpu true --bf16 false --report-to none"}
+    environment |= {"DATA": f"{tmp_path}/data", "MODEL": f"{tmp_path}/base", "EMBEDDER": f"{tmp_path}/embedder"}
     for _ in range(2):  # what is finished is not made again
-        command = ["bash", EXAMPLES / "lm_lexicon.sh"]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, check=True, timeout=600, stdout=subprocess.PIPE, text=True
-        )
+        options = {"cwd": tmp_path, "env": environment, "timeout": 600, "stdout": subprocess.PIPE, "text": True}
+        done = subprocess.run(["bash", EXAMPLES / "lm_lexicon.sh"], check=True, **options)
         out = tmp_path / "runs" / "lm-lexicon"
         assert "best - greedy" in done.stdout
         assert len(read_rows(out / "best.jsonl")) == 6

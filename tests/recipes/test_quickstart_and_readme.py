@@ -8,10 +8,6 @@ import sys
 
 import pytest
 
-import keyphrase_tools  # noqa: F401
-from keyphrase_tools.labels import present_keyphrases
-from keyphrase_tools.rows import full_text
-from lexperts_lite.words import split_words
 from run_tools.rows import read_jsonl
 from tests.recipes.test_seke import CORPUS, ROOT
 from tests.tools import write_rows
@@ -37,19 +33,6 @@ def test_the_quickstart_trains_scores_saves_and_reads_again(tmp_path, monkeypatc
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert set(results["scores"]) == {"vanilla head", "SEKE (experts + BiLSTM)"}
     assert (tmp_path / "out" / "seke-minilm" / "pipeline_keyphrase_extraction.py").exists()
-
-
-def test_the_corpus_is_what_its_page_says():
-    documents = {split: read_jsonl(CORPUS / f"{split}.jsonl") for split in ("train", "test")}
-    assert {split: len(rows) for split, rows in documents.items()} == {"train": 150, "test": 50}
-    rows = documents["train"] + documents["test"]
-    assert len({row["id"] for row in rows}) == len({row["text"] for row in rows}) == 200
-    assert len({row["subject"] for row in rows}) == 5
-    for row in rows:
-        assert 5 <= len(row["keyphrases"]) <= 8
-        assert len(present_keyphrases(split_words(full_text(row)), row["keyphrases"])) == len(row["keyphrases"]), row[
-            "id"
-        ]
 
 
 def test_the_numbers_of_the_scoring_example_are_right():

@@ -17,19 +17,17 @@ from safetensors.torch import load_file
 from transformers import TrainingArguments, pipeline
 
 from lexperts.cli.train import app
-from lexperts.recipes.seke.arguments import ARGUMENTS, ModelArguments
+from lexperts.recipes.seke.arguments import ModelArguments
 from lexperts.recipes.seke.data import UNLABELLED, Documents, MixtureSampler, hide_styles
 from lexperts.recipes.seke.distill import DistillationTrainer, new_student
 from lexperts.recipes.seke.ranking import SHOWN, score_tests
 from lexperts_lite.features import CLASSES, MODIFIER, NOUN, OTHER
 from modeling_seke import SekeForTokenClassification
-from run_tools.arguments import parse
 from tests.loopback_hub import LoopbackHub
 from tests.tools import fails, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "examples" / "corpus"
-CONFIGS = ROOT / "lexperts" / "recipes" / "seke"
 ROWS = [json.loads(line) for line in (CORPUS / "test.jsonl").read_text(encoding="utf-8").splitlines()]
 FAST = ["--max-length", 64, "--learning-rate", 0.01, "--use-cpu", "--report-to", "none", "--disable-tqdm", "true"]
 FILES, LENGTHS = [0] * 900 + [1] * 100, [(7 * i) % 50 for i in range(1000)]
@@ -83,7 +81,8 @@ def test_a_mixture_is_trained_ranked_and_scored_by_file(mixed, backbone):
     folder, _ = mixed
     results = results_of(folder)
     assert list(results["test"]) == ["a", "b:words", "test"] and results["test"]["a"]["documents"] == 16
-    assert results["test"]["a"] != results["test"]["b:words"] and 0 < results["word_classes"]["accuracy"] <= 1
+    assert results["test"]["a"] != results["test"]["b:words"]
+    assert 1 >= results["word_classes"]["accuracy"] > results["word_classes"]["most_frequent"]
     assert results["documents"]["train"] > 32 and results["documents"]["validation"] > 24  # with copies
     extract = pipeline("keyphrase-extraction", model=str(folder))
     config = extract.model.config
@@ -127,9 +126,8 @@ def test_lora_ends_in_a_checkpoint_for_both_pipelines(backbone, tmp_path, capsys
 
 
 def test_a_small_model_imitates_a_teacher(mixed, rows, tmp_path, capsys):
-    texts = write_rows(
-        tmp_path / "texts.jsonl", [{"text": f"The grey owls of the north, number {i}."} for i in range(20)]
-    )
+    unlabelled = [{"text": f"The grey owls of the north, number {i}."} for i in range(20)]
+    texts = write_rows(tmp_path / "texts.jsonl", unlabelled)
     train(
         "distill", *FAST, "--teacher", mixed[0], "--train-files", f"phrases={rows}", "--validation-files", f"phrases={rows}",
         "--unlabelled-files", texts, "--student-hidden-size", 32, "--student-layers", 1, "--rows-per-epoch", 64,
@@ -163,13 +161,7 @@ def test_the_best_model_is_pushed(backbone, rows, tmp_path):
         assert done.returncode == 0, done.stderr[-3000:]
         repository = hub.repos["model", "tester/mine"]
         files = set(repository.commits[repository.resolve("main")]["tree"])
-    assert {
-        "model.safetensors",
-        "config.json",
-        "README.md",
-        "results.json",
-        "pipeline_keyphrase_extraction.py",
-    } <= files
+    assert {"model.safetensors", "config.json", "README.md", "results.json"} <= files
     assert not [name for name in files if name.startswith("checkpoint-") or name == "arguments.yml"]
     assert 'model="tester/mine"' in (tmp_path / "mine" / "README.md").read_text()
 
@@ -197,12 +189,6 @@ def test_options_and_files_are_refused_before_the_training(options, named, backb
     argv = [*FAST, "--backbone", backbone, "--train-files", rows, "--output-dir", tmp_path / "out", *options]
     assert named.format(**at) in fails(app, "seke", *argv)
     assert not list((tmp_path / "out").glob("checkpoint-*"))
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yml")))
-def test_the_configurations_are_accepted(name):
-    (_, _, arguments), given = parse((*ARGUMENTS["train"], TrainingArguments), [name, "--bf16=false"], CONFIGS)
-    assert arguments.output_dir == given["output_dir"] and "seke" in arguments.output_dir
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.9), (2.0, 0.75), (1e6, 0.5)])
@@ -267,10 +253,8 @@ def test_every_phrase_is_scored_and_the_shown_ones_are_calibrated():
 @pytest.mark.parametrize("weight", [0.3, 1.0])
 def test_the_loss_of_a_student_by_hand(weight, tiny_seke, tmp_path):
     """a KL + (1 - a) CE; a row without labels has the first only. The teacher reads a row once, whatever its padding."""
-    teacher, args = (
-        tiny_seke("bert", styles=["phrases", "tags"]),
-        ModelArguments(student_hidden_size=32, student_layers=1),
-    )
+    teacher = tiny_seke("bert", styles=["phrases", "tags"])
+    args = ModelArguments(student_hidden_size=32, student_layers=1)
     teacher.classifier.weight.data *= 30
     student = new_student(teacher, args, {"use_rnn": False, "use_moe": False})
     own, theirs = (model.backbone.get_input_embeddings().weight for model in (student, teacher))

@@ -47,7 +47,7 @@ TRAININGS: dict[str, Callable[[SimpleNamespace], list]] = {
     "hypernet-keyphrases": lambda at: hypernet(at, "--max-length", 60, "--cache-states", "true", *EVALUATED),
     "hypernet-classes": lambda at: hypernet(at, "--max-length", 60, "--freeze-backbone", "false", *EVALUATED),
     "language": lambda at: [
-        *(*STEPS, "--train-files", at.texts, "--model-name-or-path", at.llama, "--max-length", 32, "--bf16", "false"),
+        *(*STEPS, "--train-files", at.texts, "--model-name-or-path", at.llama, "--max-length", 32, "--bf16", "false")
     ],
     "hypernet-qa": lambda at: hypernet(at, "--max-seq-len", 60, "--doc-stride", 8),
     "seke": lambda at: [*STEPS, *EVALUATED, "--train-files", at.rows, "--backbone", at.bert, "--max-length", 64],

@@ -24,7 +24,7 @@ from pyarrow import parquet
 from run_tools.errors import UserError, one_line
 from run_tools.files import locked
 from run_tools.run_over import process_each, run_over
-from tests.tools import read_rows, write_rows
+from tests.tools import read_rows, run_in_child, write_rows
 
 ROWS = [{"id": i, "text": "word " * (i % 7), "year": 2000 + i} if i % 5 != 3 else {"id": i} for i in range(23)]
 
@@ -42,18 +42,6 @@ def lengths(texts):
 def run(source, out, settings=None, process=lengths, **options):
     options = {"check": text_of, "batch_size": 4, "results": ("length", "words"), **options}
     return run_over(lambda: process, source, out, settings or {"level": 1}, **options)
-
-
-def run_in_child(function) -> None:
-    """Calls a function in another process, which may be killed, and otherwise ends without an error."""
-    if (child := os.fork()) == 0:
-        try:  # tqdm shares a lock with this process, and keeps it after an error of the standard error
-            with open(os.devnull, "w", encoding="utf-8") as sys.stderr:
-                function()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (0, -signal.SIGKILL)
 
 
 class Interruptions(RuleBasedStateMachine):
@@ -148,10 +136,11 @@ TestManyInterruptions = pytest.mark.nightly(ManyInterruptions.TestCase)
 TestManyInterruptions.settings = hypothesis_settings(TestInterruptions.settings, max_examples=400)
 
 
-def test_only_the_error_of_a_row_is_counted(tmp_path):
+def test_only_the_error_of_a_row_is_counted_and_a_bar_shows_how_many_there_are(tmp_path, capsys):
     rows = [{"id": 0, "text": "a", "answer": {"error": "404"}}, {"id": 1}]
     for out in (tmp_path / "out.jsonl", tmp_path / "out.csv"):
         assert run(write_rows(tmp_path / "in.jsonl", rows), out)[:2] == (2, 1)
+        assert " 2/2 " in capsys.readouterr().err
 
 
 def test_a_bad_row_is_an_error_of_its_own(tmp_path):
