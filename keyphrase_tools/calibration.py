@@ -87,18 +87,13 @@ def fit_temperature(scores: ArrayLike, right: ArrayLike, steps: int = 100) -> fl
         rising = (logit * (right - apply_temperature(p, 1 / middle))).sum() > 0
         low, high = (middle, high) if rising else (low, middle)
     temperature = 1 / (low * high) ** 0.5
-    if int(right.sum()) in (0, len(right)) or not is_valid_temperature(temperature):
+    lowest, highest = TEMPERATURE_RANGE
+    if int(right.sum()) in (0, len(right)) or not lowest * 1.01 < temperature < highest / 1.01:  # an end of the range
         raise ValueError(
             f"temperature={temperature:.3g}: no temperature fits the scores; {int(right.sum())} of {len(right)} extracted "
             "phrases are gold keyphrases. Train the model longer, or use more documents."
         )
     return temperature
-
-
-def is_valid_temperature(temperature: float) -> bool:
-    """Whether a temperature was fitted, rather than being an end of the searched range."""
-    lowest, highest = TEMPERATURE_RANGE
-    return lowest * 1.01 < temperature < highest / 1.01
 
 
 def match_to_gold(

@@ -9,7 +9,6 @@ from lexperts_lite.clean import clean
 from lexperts_lite.decoding import read_labels, tag_spans, word_tags
 from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.reader import warn_if_all_outside
-from lexperts_lite.titles import MAX_TITLE_LENGTH
 from lexperts_lite.windows import WordProbabilities, encode_windows
 from lexperts_lite.words import check_language, join_title, normalise, split_words
 from run_tools.errors import UserError
@@ -28,17 +27,16 @@ class ExtractionMetrics:
         texts, keyphrases: the documents of the evaluation set, in order.
         tokenizer: a fast tokenizer.
         id2label: the model's labels.
-        max_length, overlap: of the windows, as in `labels.tokenize_documents`.
         rules: how gold keyphrases are matched to the text, "lexperts" or "seke".
         convention, k: as in `metrics.keyphrase_f1`.
         thresholds: tried in each evaluation. The one with the best F1 at the last k is reported as `threshold`, with its
             scores; save it as `model.config.keyphrase_threshold`. `(None,)` uses the most likely labels.
         titles: titles of the documents (`None` for a document without), for models that read them as meta-text. `texts` are
             then what is labelled; for a model with `title_in_main` they must already contain the title.
-        max_title_length: as in `labels.tokenize_documents`.
         spans: also report `span_precision`, `span_recall` and `span_f1` (see `span_scores`), and choose the threshold by
             `span_f1`. If `None` is one of the thresholds, its score is reported as `path_span_f1`.
         language: of the stems by which phrases are found and compared, see `words.stem`.
+        windows: `max_length`, `overlap` and `max_title_length`, see `lexperts_lite.windows.encode_windows`.
 
     Attributes:
         rows: the evaluation set, as a dict of lists: `Dataset.from_dict(metrics.rows)`.
@@ -57,10 +55,9 @@ class ExtractionMetrics:
 
     def __init__(
         self, texts: Sequence[str], keyphrases: Sequence[Sequence[str]], tokenizer, id2label: dict[int, str], *,
-        max_length: int | None = None, overlap: int | None = None, rules: str = "lexperts", convention: str = "seke",
-        k: Sequence[int | str] = (5, 10), thresholds: Sequence[float | None] = THRESHOLDS,
-        titles: Sequence[str | None] | None = None, max_title_length: int = MAX_TITLE_LENGTH, spans: bool = False,
-        language: str | None = "english",
+        rules: str = "lexperts", convention: str = "seke", k: Sequence[int | str] = (5, 10),
+        thresholds: Sequence[float | None] = THRESHOLDS, titles: Sequence[str | None] | None = None, spans: bool = False,
+        language: str | None = "english", **windows,
     ):  # fmt: skip
         labelling = {"rules": rules, "language": check_language(language)}
         keyphrases = read_lists(texts, keyphrases)
@@ -74,8 +71,7 @@ class ExtractionMetrics:
         self._gold_tags = [tag_words(words, phrases, **labelling) for words, phrases in documents] if spans else None
         titles = titles and [title and clean(title) for title in titles]
         places = [[(start, end) for _, start, end in words] for words in self._words]
-        lengths: dict = {"max_length": max_length, "overlap": overlap, "max_title_length": max_title_length}
-        self._windows = encode_windows(self._texts, places, tokenizer, titles=titles, **lengths)
+        self._windows = encode_windows(self._texts, places, tokenizer, titles=titles, **windows)
         self.rows = label_windows(self._windows, self._words, keyphrases, **labelling)
 
     def __call__(self, prediction) -> dict[str, float]:

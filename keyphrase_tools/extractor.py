@@ -1,6 +1,7 @@
 """`KeyphraseExtractor`: keyphrases of batches of documents, for Ray Data, `datasets.map` and plain Python."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -97,7 +98,10 @@ class KeyphraseExtractor:
 
     def __call__(self, batch):
         """Adds the keyphrases of a batch; see the class."""
-        columns: dict[str, Any] = {name: batch[name] for name in getattr(batch, "column_names", None) or batch}
+        every = list(getattr(batch, "column_names", None) or batch)
+        if twice := [name for name, count in Counter(every).items() if count > 1]:
+            raise UserError(f"The batch has two columns {twice[0]!r}.")
+        columns: dict[str, Any] = {name: batch[name] for name in every}
         names = [self.text_column, *([self.title_column] if self.title_column else [])]
         if missing := [name for name in names if name not in columns]:
             raise UserError(f"The batch has no column {missing[0]!r}. Its columns are {', '.join(map(repr, columns))}.")

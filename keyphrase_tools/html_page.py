@@ -1,6 +1,6 @@
-"""Texts with marks as HTML: the one place that marks spans of a text, and pages that are one file without scripts."""
+"""Pages of texts with marked keyphrases: each is one HTML file without scripts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -40,20 +40,6 @@ p.title { font-weight: 600; }
 p.title, p.text { white-space: pre-wrap; }
 p { overflow-wrap: anywhere; }
 """.strip()
-
-
-def mark_spans(text: str, spans: Iterable[tuple[int, int, str, str]]) -> str:
-    """The escaped text with HTML before and after spans.
-
-    Args:
-        text: of a user.
-        spans: (start, end, what comes before, what comes after), in text order; none overlap.
-    """
-    parts, position = [], 0
-    for start, end, before, after in spans:
-        parts += [escape(text[position:start]), before, escape(text[start:end]), after]
-        position = end
-    return "".join([*parts, escape(text[position:])])
 
 
 def free_mentions(phrases: Sequence[Mapping], field: str = "text") -> list[tuple[int, int, int]]:
@@ -118,9 +104,11 @@ def _describe(phrase: Mapping) -> str:
 
 def mark_mentions(text: str, phrases: Sequence[Mapping], field: str = "text") -> str:
     """The escaped text of a field with `<mark>` around each mention of keyphrases, best first."""
-    spans = []
+    parts, position = [], 0
     for start, end, index in free_mentions(phrases, field):
         strength = f"{0.15 + 0.7 * phrases[index]['score']:.2f}"
         note = escape(f"{phrases[index]['keyphrase']}: {phrases[index]['score']:.2f}")
-        spans.append((start, end, f'<mark style="--strength: {strength}" title="{note}">', "</mark>"))
-    return mark_spans(text, spans)
+        mark = f'<mark style="--strength: {strength}" title="{note}">{escape(text[start:end])}</mark>'
+        parts += [escape(text[position:start]), mark]
+        position = end
+    return "".join([*parts, escape(text[position:])])

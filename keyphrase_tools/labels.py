@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from lexperts_lite.clean import clean
 from lexperts_lite.decoding import B, I, O, tag_spans
 from lexperts_lite.layout import continued_words, in_one_unit, is_whole, unit_numbers
-from lexperts_lite.titles import MAX_TITLE_LENGTH
 from lexperts_lite.windows import Window, encode_windows
 from lexperts_lite.words import is_phrase, join_title, split_phrase, split_words, stem
 
@@ -112,12 +111,10 @@ def tokenize_documents(
     text_column: str = "text",
     title_column: str | None = "title",
     keyphrases_column: str = "keyphrases",
-    max_length: int | None = None,
-    overlap: int | None = None,
     rules: str = "lexperts",
     title_as: str = "text",
-    max_title_length: int = MAX_TITLE_LENGTH,
     language: str | None = "english",
+    **windows,
 ) -> dict[str, list]:
     """Tokenizes and labels documents: `dataset.map(tokenize_documents, batched=True, fn_kwargs={"tokenizer": tokenizer}, ...)`.
 
@@ -126,13 +123,11 @@ def tokenize_documents(
             be a list of words. Texts and titles are cleaned as in the pipeline, see `lexperts_lite.clean`.
         tokenizer: a fast tokenizer.
         text_column, title_column, keyphrases_column: column names; `title_column=None` ignores titles.
-        max_length: sub-tokens per row, including special tokens; by default the tokenizer's `model_max_length`.
-        overlap: sub-tokens that neighbouring rows of a long document share; by default a quarter of a row.
         rules: how keyphrases are matched to the text, `"lexperts"` or `"seke"`.
         title_as: `"text"` joins titles to the texts (see `join_title`); `"meta"` passes them as meta-text, and only the texts
             are labelled; `"both"` does both, for models with `title_in_main`.
-        max_title_length: sub-tokens of a title that is meta-text; longer titles are truncated, with a warning.
         language: of the stems by which keyphrases are found, see `words.stem`.
+        windows: `max_length`, `overlap` and `max_title_length` of the rows, see `lexperts_lite.windows.encode_windows`.
 
     Returns:
         `input_ids`, `attention_mask` and the tokenizer's other outputs; `labels`, the label of each word on its first
@@ -166,16 +161,8 @@ def tokenize_documents(
     texts, titles = [clean(text) for text in texts], [title and clean(title) for title in titles]
     words = [split_words(text) for text in texts]
     spans = [[(start, end) for _, start, end in document] for document in words]
-    windows = encode_windows(
-        texts,
-        spans,
-        tokenizer,
-        max_length=max_length,
-        overlap=overlap,
-        titles=None if title_as == "text" else titles,
-        max_title_length=max_title_length,
-    )
-    return label_windows(windows, words, keyphrases, rules=rules, language=language)
+    encoded = encode_windows(texts, spans, tokenizer, titles=None if title_as == "text" else titles, **windows)
+    return label_windows(encoded, words, keyphrases, rules=rules, language=language)
 
 
 def label_windows(

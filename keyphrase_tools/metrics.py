@@ -70,7 +70,8 @@ def keyphrase_f1(
     >>> scores["precision@5"], scores["recall@5"], scores["f1@5"]
     (1.0, 0.5, 0.6667)
     """
-    rows = _score_documents(predictions, golds, convention, sources, check_cuts(k), language)
+    found = keyphrase_f1_by_document(predictions, golds, convention=convention, sources=sources, k=k, language=language)
+    rows = {"total": found} if isinstance(found, list) else found
     kept = {part: [row for row in rows[part] if convention == "exhird" or row["num_targets"]] for part in rows}
     if not kept["total"]:
         raise ValueError(NO_GOLD.format(documents=len(golds)))
@@ -93,36 +94,9 @@ def keyphrase_f1_by_document(
         For each document: matched (1 or 0 for each scored prediction, in order), num_preds, num_targets and, for each k,
         precision@k, recall@k, f1@k and correct@k. With sources: three such lists, "total", "present" and "absent".
     """
-    rows = _score_documents(predictions, golds, convention, sources, check_cuts(k), language)
-    return rows["total"] if sources is None else rows
-
-
-def check_gold(gold: Sequence[Sequence[str]], where: str = "") -> None:
-    """Raises a `ValueError` unless at least one document has a gold phrase with words; `where` is prepended to the message."""
-    if not any(phrase.strip() for phrases in gold for phrase in phrases):
-        raise ValueError((f"{where}: " if where else "") + NO_GOLD.format(documents=len(gold)))
-
-
-def check_cuts(k: Cut | Sequence[Cut]) -> tuple[Cut, ...]:
-    """The cutoffs of `keyphrase_f1`; raises a `ValueError` for another value, or none."""
-    cuts = tuple(k) if isinstance(k, Iterable) and not isinstance(k, str) else (k,)
-    for cut in cuts or [k]:
-        if cut not in ("k", "M") and (isinstance(cut, bool) or not isinstance(cut, int) or cut < 1):
-            raise ValueError(f'k={cut!r} must be a positive integer, "k" or "M".')
-    return cuts
-
-
-def _score_documents(
-    predictions: Sequence[PhraseList],
-    golds: Sequence[PhraseList],
-    convention: str,
-    sources: Sequence[str] | None,
-    cuts: tuple[Cut, ...],
-    language: str | None,
-) -> dict[str, list[dict]]:
-    """{"total": one row per document}, and with sources also "present" and "absent"."""
     if convention not in CONVENTIONS:
         raise ValueError(f"convention={convention!r} is not one of {CONVENTIONS}.")
+    cuts = check_cuts(k)
     check_language(language)
     rows: dict[str, list[dict]] = {part: [] for part in (PARTS[:1] if sources is None else PARTS)}
     texts = [""] * len(golds) if sources is None else sources
@@ -143,7 +117,22 @@ def _score_documents(
                     [key for key in keys if (key in present) is is_present] for keys in (predicted, gold)
                 )
                 rows[part].append(_score(chosen, targets, cuts, convention))
-    return rows
+    return rows["total"] if sources is None else rows
+
+
+def check_gold(gold: Sequence[Sequence[str]], where: str = "") -> None:
+    """Raises a `ValueError` unless at least one document has a gold phrase with words; `where` is prepended to the message."""
+    if not any(phrase.strip() for phrases in gold for phrase in phrases):
+        raise ValueError((f"{where}: " if where else "") + NO_GOLD.format(documents=len(gold)))
+
+
+def check_cuts(k: Cut | Sequence[Cut]) -> tuple[Cut, ...]:
+    """The cutoffs of `keyphrase_f1`; raises a `ValueError` for another value, or none."""
+    cuts = tuple(k) if isinstance(k, Iterable) and not isinstance(k, str) else (k,)
+    for cut in cuts or [k]:
+        if cut not in ("k", "M") and (isinstance(cut, bool) or not isinstance(cut, int) or cut < 1):
+            raise ValueError(f'k={cut!r} must be a positive integer, "k" or "M".')
+    return cuts
 
 
 def _keys(document: PhraseList, where: str, convention: str, language: str | None, is_gold: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from lexperts_lite.clean import clean
+from lexperts_lite.input_documents import is_missing
 from lexperts_lite.words import join_title
 from run_tools.errors import UserError, short_repr
 
@@ -48,9 +49,7 @@ def to_document(row: Mapping, text_column: str = "text", title_column: str | Non
     text = text.tolist() if hasattr(text, "tolist") else text
     if isinstance(text, (list, tuple)) and all(isinstance(word, str) for word in text):
         text = " ".join(text)
-    # pandas marks missing values by NaN, NA or NaT
-    if (isinstance(title, float) and title != title) or type(title).__name__ in ("NAType", "NaTType"):
-        title = None
+    title = None if is_missing(title) else title
     for column, value, is_valid in (
         (text_column, text, isinstance(text, str)),
         (title_column, title, isinstance(title, str | None)),

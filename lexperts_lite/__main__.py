@@ -49,8 +49,8 @@ def extract(options: Namespace) -> None:
     given = {"top_k": options.top_k, "style": options.style, "min_score": options.min_score}
     given = {name: value for name, value in given.items() if value is not None}
     model = KeyphraseExtractor(options.model, num_threads=options.threads)
-    if isinstance(sys.stdout, TextIOWrapper):  # in JSON, a backslash also begins the escape of a lone surrogate
-        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # lone surrogates, which other programs refuse
     if options.file.lower().endswith((".jsonl", ".ndjson", ".json")):
         rows = read_rows(options.file)
         documents = ({"text": row["text"], "title": row.get("title")} for row in rows)

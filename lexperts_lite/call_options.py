@@ -43,18 +43,11 @@ def check_temperature(value) -> float | None:
     return check_number("config.keyphrase_temperature", value, most=float("inf"), inside=True)
 
 
-def check_style(value) -> str | None:
-    """Returns the name of a style, or `None`. Raises a `UserError` for another value. A model checks whether it has the style."""
-    if value is None or isinstance(value, str):
+def check_type(name: str, kind: type, what: str, value):
+    """Returns a value of a type, or `None`. Raises a `UserError` for another value, which is not `what` it should be."""
+    if value is None or isinstance(value, kind):
         return value
-    raise UserError(f"style={short_repr(value)} is not a name.")
-
-
-def check_flag(name: str, value) -> bool | None:
-    """Returns `True`, `False` or `None`. Raises a `UserError` for another value."""
-    if value is None or isinstance(value, bool):
-        return value
-    raise UserError(f"{name}={short_repr(value)} is not True or False.")
+    raise UserError(f"{name}={short_repr(value)} is not {what}.")
 
 
 def parse_candidates(value) -> Candidates | None:
@@ -66,13 +59,13 @@ def parse_candidates(value) -> Candidates | None:
 OPTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "top_k": (partial(check_whole_number, "top_k"), None),
     "min_score": (partial(check_number, "min_score"), None),
-    "style": (check_style, None),
+    "style": (partial(check_type, "style", str, "a name"), None),
     "threshold": (partial(check_number, "threshold", inside=True), None),
     "overlap": (partial(check_whole_number, "overlap", least=0), None),
     "max_length": (partial(check_whole_number, "max_length"), None),
     "max_title_length": (partial(check_whole_number, "max_title_length"), MAX_TITLE_LENGTH),
     "candidates": (parse_candidates, None),
-    "nested": (partial(check_flag, "nested"), True),
+    "nested": (partial(check_type, "nested", bool, "True or False"), True),
     "diversity": (partial(check_number, "diversity"), 0.0),
     "language": (check_language, None),
 }

@@ -18,7 +18,7 @@ import numpy as np
 from .decoding import B, I, O, begin_units, join_probabilities
 from .layout import continued_words, unit_numbers
 from .position_rank import position_ranks
-from .words import FUNCTION_WORDS, is_phrase_word, stem
+from .words import FUNCTION_WORDS, is_phrase_word, spelling_stem
 
 MAX_WORDS = 5  # per phrase
 MIN_PROBABILITY = 0.02  # of a phrase's best mention
@@ -373,7 +373,7 @@ def word_facts(word: str, language: str | None) -> tuple[str, int]:
         kinds |= FUNCTIONAL
     if word.isupper():
         kinds |= CAPITALS | (ACRONYM if kinds & FUNCTIONAL and len(word) > 1 else 0)
-    return stem(word, language), kinds
+    return spelling_stem(word, language), kinds
 
 
 def acronyms(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Input documents of the pipeline: the text that the model reads, and the mapping of its offsets to the user's fields."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .clean import CleanText, clean
 from .words import join_title, split_words
+
+logger = logging.getLogger(__name__)
 
 KEYS = ("title", "text")  # of a document that is a mapping
 CHARACTERS = 2_000  # per document of a block, on average; blocks of longer documents contain fewer
@@ -48,7 +51,7 @@ class InputDocument:
 
 
 def read_document(document, number: int, join: bool) -> InputDocument:
-    """Cleans a document and splits it into words.
+    """Cleans a document and splits it into words. One whose text is missing has none, with a warning.
 
     Args:
         document: a text, or a mapping with "text" and optionally "title".
@@ -62,7 +65,15 @@ def read_document(document, number: int, join: bool) -> InputDocument:
     if isinstance(document, Mapping):
         if unknown := [key for key in document if key not in KEYS]:
             raise TypeError(f"Document {number} has the key {unknown[0]!r}; its keys are 'title' and 'text'.")
-        title, text = document.get("title"), document.get("text")
+        if "text" not in document:
+            raise TypeError(
+                f"The text of document {number} is not there; its keys are {', '.join(map(repr, document))}."
+            )
+        title, text = document.get("title"), document["text"]
+    title = None if is_missing(title) else title
+    if is_missing(text):
+        logger.warning(f"The text of document {number} is {text}: it has no keyphrases.")
+        title, text = None, ""
     for name, value in (("title", title or ""), ("text", text)):
         if not isinstance(value, str):
             raise TypeError(f"The {name} of document {number} is {value!r:.60} ({type(value).__name__}), not a string.")
@@ -80,6 +91,12 @@ def read_document(document, number: int, join: bool) -> InputDocument:
     if begin == len(title.strip()) + 2:
         _cut_at(begin - 2, words, source)
     return InputDocument(clean(title), source, words, [("text", begin, blanks[1] - begin), ("title", 0, blanks[0])])
+
+
+def is_missing(value) -> bool:
+    """Whether a value is `None`, or NaN, NA or NaT, by which pandas marks missing ones."""
+    is_nan = isinstance(value, float) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _cut_at(stop: int, words: list[tuple[str, int, int]], source: CleanText) -> None:

@@ -3,7 +3,7 @@
 
 A text is divided by blank lines, headings, list marks, cells, symbols, speakers' labels, the rows of a table, a list or a form, lines of
 code between fences, and dashes or slashes between blanks. A line break within a paragraph does not divide it, since texts from PDFs and
-e-mails have lines of a fixed width. URLs, e-mail addresses and HTML tags are in no phrase, nor are the labels of speakers and senders that
+e-mails have lines of a fixed width. URLs, e-mail addresses, paths of files and HTML tags are in no phrase, nor are the labels of speakers and senders that
 begin several lines, and the header and signature of an e-mail.
 
 Hyphens and slashes separate words (see `words`), but two words with one hyphen and nothing else between them are one term if
@@ -60,7 +60,8 @@ _FIELD = r"^([A-Z][A-Za-z-]*+):[^\n]*+(?:\n[ \t]++\S[^\n]*+)*+(?:\n|\Z)"  # of a
 _FIELDS, _HEADER = re.compile(_FIELD, re.MULTILINE), re.compile(f"(?:{_FIELD}){{2,}}+", re.MULTILINE)
 _TLD = r"(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)"
 _REST = r"[^\s<>\"\u3000-\u9fff\uff00-\uffef]"  # of an address
-_SIGN = re.compile(rf"@|://|www\.|\.{_TLD}(?![\w-])|10\.[0-9]{{4,9}}/", re.IGNORECASE)
+_SIGN = re.compile(rf"@|://|www\.|\.{_TLD}(?![\w-])|10\.[0-9]{{4,9}}/|(?<!\w)/\w|[~.}}]/|\$\w+/|:\\", re.IGNORECASE)
+_PART = r"/[\w.@+-]++"  # of a path
 _ADDRESS = re.compile(
     rf"(?<![a-z0-9+])[a-z][a-z0-9+]{{1,15}}+://{_REST}++"
     rf"|\bwww\.{_REST}++"
@@ -68,7 +69,8 @@ _ADDRESS = re.compile(
     rf"|(?<![\w.@-])(?:[\w-]{{1,63}}+\.){{1,5}}+(?<=\.){_TLD}/{_REST}*+"
     # a host alone, unless it may be a name, such as Amazon.com
     rf"|(?<![\w.@-])(?=\w++-|[\w-]++\.[\w-]++\.)(?:[\w-]{{2,63}}+\.){{1,5}}(?-i:{_TLD})(?![\w-])"
-    rf"|(?:\bdoi:\s?)?(?<![\w./])10\.[0-9]{{4,9}}/{_REST}++",
+    rf"|(?:\bdoi:\s?)?(?<![\w./])10\.[0-9]{{4,9}}/{_REST}++"
+    rf"|(?<![\w./])(?:(?:~|\.\.?|\$\w+|\$\{{\w+\}})(?:{_PART})++|(?:{_PART}){{2,}}+)/?|\b[a-z]:\\\S++",  # of files
     re.IGNORECASE,
 )
 _ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
@@ -209,7 +211,7 @@ def are_rows(lines: list[str], usual: int) -> bool:
 
 
 def hidden_spans(text: str) -> list[tuple[int, int]]:
-    """The spans of HTML tags, comments, scripts and styles with their contents, URLs and e-mail addresses, in order."""
+    """The spans of HTML tags, comments, scripts and styles with their contents, addresses and paths, in order."""
     tags: list[tuple[int, int]] = []
     opened = None  # a comment, a script or a style: its name, and the number of its first tag
     for tag in _TAG.finditer(text) if "<" in text else ():

@@ -29,7 +29,7 @@ from .decoding import (
 from .diversity import diversify, phrase_vectors
 from .features import CLASSES, CLASSIFIER, FEATURES, NOUN_FEATURES, PRODUCT, PhraseTable, Words, find_phrases
 from .layout import continued_words, unit_numbers
-from .words import APOSTROPHES, is_phrase, split_phrase, stem, stem_phrase
+from .words import APOSTROPHES, is_phrase, spelling_stem, split_phrase
 
 POSSESSIVES = tuple(f"{apostrophe}s" for apostrophe in APOSTROPHES)
 
@@ -212,7 +212,7 @@ def rank_phrases(
         return []
     scores, grouped = mention_scores(probabilities, spans, temperature), defaultdict(list)
     for (start, end), score in zip(spans, scores.tolist(), strict=True):
-        stems = stem_phrase(" ".join(word for word, _, _ in words[start:end]), language)
+        stems = tuple(spelling_stem(word, language) for word, _, _ in words[start:end])
         grouped[stems].append(((start, end), score))
     phrases = [show_mentions(text, words, *zip(*mentions, strict=True)) for mentions in grouped.values()]
     return sorted(phrases, key=lambda phrase: (-phrase["score"], phrase["start"]))
@@ -342,7 +342,7 @@ def without_nested(phrases: Sequence[dict], language: str | None = "english") ->
     """
     kept, stems_of_kept = [], []
     for phrase in phrases:
-        stems = tuple(stem(word, language) for word in split_phrase(phrase["keyphrase"]))
+        stems = tuple(spelling_stem(word, language) for word in split_phrase(phrase["keyphrase"]))
         if not any(_contains(stems, other) or _contains(other, stems) for other in stems_of_kept):
             kept.append(phrase)
             stems_of_kept.append(stems)

@@ -4,6 +4,7 @@ transformers.
 """
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
@@ -13,19 +14,23 @@ import numpy as np
 
 from .batches import Block, pad_windows, prepare_ahead, split_windows
 from .call_options import UNSET, check_batch_size, check_call_options, check_number, check_temperature
+from .clean import known_words
 from .diversity import WordStates
 from .features import MIN_PROBABILITY
 from .input_documents import InputDocument, read_document, split_into_blocks
-from .ranking import PhraseRanker, RankedPhrases, select_phrases
+from .ranking import PhraseRanker, select_phrases
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, WordProbabilities, encode_windows
-from .words import check_language
+from .words import FUNCTION_WORDS, check_language
 
 PREPROCESS_OPTIONS = ("overlap", "max_length", "max_title_length")
 SORT_WINDOW = 16  # documents of 16 batches are sorted by length together
 DEFAULT_BATCH = (8, 64)  # windows per batch, on a CPU and on an accelerator
 DEFAULT_WINDOW = 512  # sub-tokens, where neither the model nor the tokenizer has a limit
 ENOUGH_WORDS = 200  # a trained model finds a keyphrase in as many words of nearly all texts
+SAMPLE, PROSE = 200, 20  # words of a document by which its language is guessed, and the fewest that suffice
+FUNCTIONAL, KNOWN = 0.2, 0.6  # least shares of English words: a list has few function words, but known ones
+LONG_DOCUMENT, INTERVAL = 50, 20  # windows of a document whose progress is shown, every so many seconds
 logger = logging.getLogger(__name__)
 
 
@@ -71,6 +76,7 @@ class KeyphraseReader:
     _preprocess_params: dict
     _postprocess_params: dict
     iterate: Callable[..., Iterable]
+    _warned_of_language = False
 
     def launch(
         self, batch: dict[str, np.ndarray], decode: bool, with_states: bool, with_gates: bool
@@ -212,11 +218,18 @@ class KeyphraseReader:
         if options.get("diversity"):
             threshold = scoring.threshold if scoring.ranker is None else MIN_PROBABILITY
             block.states = WordStates(len(block.documents), threshold, block.mentions)
+        if options["language"] == "english" and not self._warned_of_language:
+            self._warned_of_language = warn_if_not_english(block)
         pending = Counter(window.document for window in block.windows)
         decode = scoring.ranker is None and scoring.threshold is None
+        is_long, start, said = max(pending.values(), default=0) > LONG_DOCUMENT, time.monotonic(), 0.0
         for windows in self.read_windows(block, batch_size=batch_size, decode=decode):
             numbers = Counter(window.document for window in windows)
             pending -= numbers
+            seconds, left = time.monotonic() - start, pending.total() / len(block.windows)
+            if is_long and left and seconds - said >= INTERVAL:
+                rest, said = seconds / (1 - left) * left, seconds
+                logger.warning(f"Long documents: {1 - left:.0%} is read, the rest takes about {rest / 60:.1f} minutes.")
             complete = [number for number in numbers if number not in pending]
             yield dict(zip(complete, self.postprocess(block, complete, scoring, **options), strict=True))
 
@@ -324,22 +337,26 @@ class KeyphraseReader:
         found = [block.probabilities.document(number) for number in numbers]
         ranked: Sequence[Any] = [None] * len(numbers)
         if ranker is not None:
-            ranked = self.rank(block, numbers, ranker, language, temperature)
+            documents = [block.documents[number] for number in numbers]
+            read = [(document.text, document.words, p) for document, p in zip(documents, found, strict=True)]
+            classes = [block.probabilities.classes(number) for number in numbers] if ranker.reads_classes else None
+            ranked = ranker.rank(read, language, temperature, classes)
         return [select_phrases(block, *one, **options) for one in zip(numbers, found, ranked, strict=True)]
 
-    @staticmethod
-    def rank(
-        block: Block,
-        numbers: Sequence[int],
-        ranker: PhraseRanker,
-        language: str | None,
-        temperature: float | None,
-    ) -> list[RankedPhrases]:
-        """The phrases of some documents of a block with the scores of a ranker, see `ranking.PhraseRanker.rank`."""
-        read = [(block.documents[number], block.probabilities.document(number)) for number in numbers]
-        words = [(document.text, document.words, p) for document, p in read]
-        classes = [block.probabilities.classes(number) for number in numbers] if ranker.reads_classes else None
-        return ranker.rank(words, language, temperature, classes)
+
+def warn_if_not_english(block: Block) -> bool:
+    """Warns of the first document that seems not to be English, by its share of function words. Returns whether it has warned."""
+    for number, document in enumerate(block.documents, block.first):
+        words = [word.lower() for word, _, _ in document.words[:SAMPLE] if word.isalpha()]
+        if len(words) < PROSE or sum(word in FUNCTION_WORDS for word in words) >= FUNCTIONAL * len(words):
+            continue
+        if sum(word in known_words() for word in words) < KNOWN * len(words):
+            logger.warning(
+                f"Document {number} seems not to be English: few of its words are English function words. A model that was trained on "
+                "English texts finds little in it; language= sets the stemmer only."
+            )
+            return True
+    return False
 
 
 def warn_if_all_outside(words: int) -> bool:

@@ -42,6 +42,9 @@ LANGUAGES = (
     "arabic", "danish", "dutch", "english", "finnish", "french", "german", "hungarian", "italian", "norwegian",
     "portuguese", "romanian", "russian", "spanish", "swedish",
 )  # fmt: skip
+# British spellings, and what is American in them: colour, fibre, catalogue, analyse
+_BRITISH = re.compile(r"(?<=..o)u(?=r)|(?<=[bt])re(?=s?$)|(?<=og)ue(?=s?$)|(?<=ly)s(?=e[drs]?$|ing$)")
+_AMERICAN = {"re": "er", "s": "z"}
 _ELISIONS = {
     "french": re.compile(r"(?:[cdjlmnst]|(?:jus|lors|puis|quoi)?qu)['\u2019](?=\w)", re.IGNORECASE),
     "italian": re.compile(
@@ -199,3 +202,14 @@ def stem(word: str, language: str | None = "english") -> str:
 def stem_phrase(phrase: str, language: str | None = "english") -> str:
     """The stems of a phrase's white-space separated words, joined by single spaces."""
     return " ".join(stem(word, language) for word in phrase.split())
+
+
+def spelling_stem(word: str, language: str | None = "english") -> str:
+    """The stem by which keyphrases of a text are compared: as `stem`, but British spellings count as American ones.
+
+    >>> spelling_stem("Colour") == spelling_stem("colors"), spelling_stem("four") == spelling_stem("for")
+    (True, False)
+    """
+    if language == "english":
+        word = _BRITISH.sub(lambda found: _AMERICAN.get(found[0], ""), normal_form(word))
+    return stem(word, language)
