@@ -1,5 +1,6 @@
 """Work ahead: order, errors where they are due, how far ahead, and the same keyphrases as without it."""
 
+import re
 import threading
 
 import pytest
@@ -7,26 +8,26 @@ import torch
 
 from keyphrase_tools.pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from lexperts_lite.batches import prepare_ahead
-from modeling_seke.layers_seke import PackedTokens
+
+TEXTS = [f"graph cut {'learning networks ' * (n % 30)} the graph {n}" for n in range(36)] + [""]
 
 
-def test_items_are_prepared_in_order_and_not_further_ahead():
-    read, threads = [], set()
+def test_a_thread_prepares_items_in_order_and_not_further_ahead():
+    read, threads, before = [], set(), threading.active_count()
 
     def items():
         for n in range(8):
-            read.append((n, threading.current_thread()))
+            read.append(threading.current_thread())
             yield n
 
-    def prepare(n):
-        threads.add(threading.current_thread())
-        return n * n
-
-    results = prepare_ahead(items(), prepare)
-    assert next(results) == 0 and len(read) == 2
+    results = prepare_ahead(items(), lambda n: threads.add(threading.current_thread()) or n * n)
+    assert next(results) == 0 and len(read) == 2 and threading.active_count() == before + 1
     assert list(results) == [n * n for n in range(1, 8)]
-    assert {thread for _, thread in read} == {threading.current_thread()}
-    assert threading.current_thread() not in threads
+    assert set(read) == {threading.current_thread()} and not threads & set(read)
+    results = prepare_ahead(iter(range(10)), abs)
+    next(results)
+    results.close()
+    assert threading.active_count() == before
 
 
 def test_an_error_comes_after_the_items_before_it():
@@ -34,23 +35,11 @@ def test_an_error_comes_after_the_items_before_it():
         yield from (1, 2, 3)
         raise OSError("the file ended")
 
-    results = prepare_ahead(items(), lambda n: 6 / n)
-    assert [next(results) for _ in range(3)] == [6, 3, 2]
-    with pytest.raises(OSError, match="ended"):
-        next(results)
-    results = prepare_ahead([1, 0, 2], lambda n: 6 / n)
-    assert next(results) == 6
-    with pytest.raises(ZeroDivisionError):
-        next(results)
-
-
-def test_the_thread_ends_with_the_iterator():
-    before = threading.active_count()
-    results = prepare_ahead(iter(range(10)), abs)
-    next(results)
-    assert threading.active_count() == before + 1
-    results.close()
-    assert threading.active_count() == before
+    for source, expected, error in ((items(), [6, 3, 2], OSError), ([1, 0, 2], [6], ZeroDivisionError)):
+        results = prepare_ahead(source, lambda n: 6 / n)
+        assert [next(results) for _ in expected] == expected
+        with pytest.raises(error):
+            next(results)
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -58,47 +47,38 @@ def test_batches_are_launched_ahead_and_come_in_order(lookup, monkeypatch, ahead
     extract, launched = lookup(), []
     extract._ahead, forward = ahead, extract._forward
     monkeypatch.setattr(extract, "_forward", lambda batch, **options: launched.append(1) or forward(batch, **options))
-    block = extract.preprocess([f"graph {'x ' * n}" for n in range(4)])
-    read = extract.read_windows(block, batch_size=1)
+    read = extract.read_windows(extract.preprocess([f"graph {'x ' * n}" for n in range(4)]), batch_size=1)
     assert [window.document for window in next(read)] == [3] and len(launched) == 1 + ahead
     assert [window.document for (window,) in read] == [2, 1, 0]
     assert list(extract.read_windows(extract.preprocess([]))) == []
 
 
 def test_the_keyphrases_are_those_without_looking_ahead(sharp_seke, tiny_tokenizer):
-    model = sharp_seke()
-    extract = KeyphraseExtractionPipeline(model, tiny_tokenizer)
-    texts = [f"graph cut {'learning networks ' * (n % 90)} the graph {n}" for n in range(60)] + [""]
+    extract = KeyphraseExtractionPipeline(sharp_seke(), tiny_tokenizer)
     for options in ({}, {"diversity": 0.4}, {"threshold": 0.2, "top_k": None}):
-        expected = extract(texts, batch_size=2, **options)
-        extract._ahead = 1
-        assert extract(texts, batch_size=2, **options) == expected and any(expected)
         extract._ahead = 0
-    extract._ahead = 1
-    with pytest.raises(TypeError, match="text of document 61"):
-        list(extract(iter([*texts, 5]), batch_size=2))
+        expected = extract(TEXTS, batch_size=2, **options)
+        extract._ahead = 1
+        assert extract(TEXTS, batch_size=2, **options) == expected and any(expected)
+    with pytest.raises(TypeError, match="text of document 37"):
+        list(extract(iter([*TEXTS, 5]), batch_size=2))
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))],
-)
-def test_a_model_takes_positions_that_are_known_already(sharp_seke, tiny_tokenizer, device):
-    model = sharp_seke().to(device)
-    batch = tiny_tokenizer(["graph cut networks", "the", "graph cut " * 9], padding=True, return_tensors="pt")
-    tokens = model.pack_tokens(batch["attention_mask"])
-    assert isinstance(tokens, PackedTokens) and tokens.to(device).batch_sizes.device.type == "cpu"
-    batch = batch.to(device)
-    with torch.no_grad():
-        expected = model(**batch).logits
-        assert torch.equal(model(**batch, packed_tokens=tokens.to(device)).logits, expected)
+def test_the_progress_within_a_long_document_is_shown(lookup, monkeypatch, caplog):
+    monkeypatch.setattr("lexperts_lite.reader.INTERVAL", 0)
+    lookup()(["graph x " * 50, "b"], batch_size=1)
+    assert not caplog.records
+    lookup()(["graph x " * 1800, "b"], batch_size=1)
+    shares = [
+        int(re.search(r"(\d+)% is read, .* \d+\.\d minutes", record.getMessage())[1]) for record in caplog.records
+    ]
+    assert shares == sorted(shares) and len(set(shares)) > 50
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_gpu_gives_the_keyphrases_of_a_cpu(sharp_seke, tiny_tokenizer):
     model = sharp_seke()
-    texts = [f"graph cut {'learning networks ' * (n % 90)} the graph {n}" for n in range(300)]
-    expected = KeyphraseExtractionPipeline(model, tiny_tokenizer)(texts)
-    found = KeyphraseExtractionPipeline(model, tiny_tokenizer, device="cuda")(iter(texts), batch_size=4)
+    expected = KeyphraseExtractionPipeline(model, tiny_tokenizer)(TEXTS)
+    found = KeyphraseExtractionPipeline(model, tiny_tokenizer, device="cuda")(iter(TEXTS), batch_size=4)
     for ours, theirs in zip(found, expected, strict=True):
         assert [phrase["keyphrase"] for phrase in ours] == [phrase["keyphrase"] for phrase in theirs]

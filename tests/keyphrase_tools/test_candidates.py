@@ -1,6 +1,5 @@
-"""Candidates: which mentions are found, how they are scored, and what is refused."""
+"""Candidates: which mentions are found, and how they are scored."""
 
-import json
 import time
 
 import numpy as np
@@ -23,15 +22,14 @@ ABSENT = {"score": None, "start": None, "end": None, "mentions": []}
 
 
 def test_every_candidate_is_reported_with_the_score_of_its_best_mention(extract):
-    candidates = ["energy problem", "quantum", "graph", "deep networks"]
-    answer = extract(TEXT, candidates=candidates)
+    answer = extract(TEXT, candidates=["energy problem", "quantum", "graph", "deep networks"])
     ((words, p),) = extract.read_words([TEXT])
-    place = {word.lower(): i for i, (word, _, _) in reversed(list(enumerate(words)))}
-    graphs = [i for i, (word, _, _) in enumerate(words) if word.lower() == "graph"]
+    places = [word.lower() for word, _, _ in words]
+    energy, deep = places.index("energy"), places.index("deep")
     expected = {
-        "energy problem": (p[place["energy"], 1] + p[place["problems"], 2]) / 2,
-        "deep networks": (p[place["deep"], 1] + p[place["networks"], 2]) / 2,
-        "graph": max(p[i, 1] for i in graphs),
+        "energy problem": (p[energy, 1] + p[energy + 1, 2]) / 2,
+        "deep networks": (p[deep, 1] + p[deep + 1, 2]) / 2,
+        "graph": max(p[i, 1] for i, word in enumerate(places) if word == "graph"),
     }
     assert {c["keyphrase"]: c["score"] for c in answer[:3]} == pytest.approx(expected, abs=1e-6)
     assert names(answer)[:3] == sorted(expected, key=expected.get, reverse=True)
@@ -47,9 +45,7 @@ def test_an_extracted_keyphrase_has_the_same_score_as_a_candidate(extract):
     scored = extract(text, candidates=list(found))
     assert len(scored) == len(found) > 3
     for candidate in scored:
-        known = found[candidate["keyphrase"]]
-        same = {(m["start"], m["end"]): m["score"] for m in candidate["mentions"]}
-        assert {(m["start"], m["end"]): m["score"] for m in known["mentions"]}.items() <= same.items()
+        assert all(mention in candidate["mentions"] for mention in found[candidate["keyphrase"]]["mentions"])
 
 
 def test_scores_are_at_the_models_temperature_also_of_words_that_the_model_labels_o(lookup):
@@ -94,14 +90,12 @@ def test_mentions_are_found_in_title_and_text_but_not_across(lookup):
     by_name = {c["keyphrase"]: c for c in answer}
     assert [m["field"] for m in by_name["graph"]["mentions"]] == ["title", "text"]
     for c in answer[:2]:
-        for m in c["mentions"]:
-            assert c["keyphrase"] in document[m["field"]][m["start"] : m["end"]].lower()
+        assert all(c["keyphrase"] in document[m["field"]][m["start"] : m["end"]].lower() for m in c["mentions"])
     assert by_name["cuts. cuts"] == {"keyphrase": "cuts. cuts", "field": None, **ABSENT}
 
 
 def test_in_long_documents_each_mention_is_scored_where_it_is_read(lookup):
-    text = "x " * 150 + "bx " + "c " * 100 + "b"
-    answer = lookup()(text, candidates=["bx", "b"])
+    answer = lookup()("x " * 150 + "bx " + "c " * 100 + "b", candidates=["bx", "b"])
     assert [(c["keyphrase"], c["start"]) for c in answer] == [("bx", 300), ("b", 503)]
     assert answer[0]["score"] == answer[1]["score"] > 0.99
 
@@ -117,27 +111,11 @@ def test_top_k_and_min_score_choose_among_candidates(lookup):
     assert names(lookup(candidates=candidates)(text, candidates=None)) == ["bx", "p"]
 
 
-@pytest.mark.parametrize("candidates, error, shown", [
-    ("graph", TypeError, "'graph'"), (5, TypeError, "=5"), ({"graph": ["cut"]}, TypeError, "'cut'"), (["graph", 5], TypeError, "5"),
-    ([["graph"]], TypeError, "graph"), ([], ValueError, r"=\[\]"), ([""], ValueError, "''"), (["graph", " - "], ValueError, "' - '"),
-])  # fmt: skip
-def test_candidates_that_cannot_be_scored_are_named(lookup, candidates, error, shown):
-    with pytest.raises(error, match=f"candidates=.*{shown}|candidates{shown}"):
-        lookup()("x bx", candidates=candidates)
+WORDS = st.sampled_from(["graph", "Cuts", "cut", "b-i", "802.11", "é", "学", "習", "!", "ab", "bc"])
+phrases = st.lists(WORDS, min_size=1, max_size=3)
 
 
-def test_a_threshold_has_no_effect_on_candidates(lookup):
-    with pytest.raises(ValueError, match="threshold=0.5"):
-        lookup()("x", candidates=["x"], threshold=0.5)
-    assert names(lookup(threshold=0.5)("x", candidates=["x"])) == ["x"]  # the pipeline's default for extraction
-
-
-phrases = st.lists(
-    st.sampled_from(["graph", "Cuts", "cut", "b-i", "802.11", "é", "学", "習", "!", "ab", "bc"]), min_size=1, max_size=3
-)
-
-
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(phrases, max_size=12), st.lists(phrases.map(" ".join), min_size=1, max_size=4))
 def test_mentions_are_those_that_labels_find(parts, given_phrases):
     words = split_words(" ".join(" ".join(part) for part in parts))
@@ -153,62 +131,37 @@ def test_mentions_are_those_that_labels_find(parts, given_phrases):
             assert any(a < end and start < b for a, b in mine) or any(a <= start and end <= b for a, b in kept)
 
 
-def test_candidates_that_do_not_occur_are_rows_without_a_place(lookup, tmp_path):
-    source, output = write_jsonl(tmp_path / "texts.jsonl", [{"text": "x bx"}, {"text": "c"}]), tmp_path / "out.jsonl"
-    extract_file(lookup(), source, output, candidates=["x", "bx"])
-    first, last = lines(output)
-    assert names(first["keyphrases"]) == ["bx", "x"]
-    absent = {"score": None, "start": None, "end": None, "field": None}
-    assert last["keyphrases"] == [{"keyphrase": "x", **absent}, {"keyphrase": "bx", **absent}]
-
-
-def test_the_command_scores_a_file_of_candidates(sharp_seke, tiny_tokenizer, tmp_path):
+def test_a_file_of_documents_is_scored_and_absent_candidates_have_no_place(sharp_seke, tiny_tokenizer, tmp_path):
     for part in (sharp_seke(), tiny_tokenizer):
         part.save_pretrained(tmp_path / "model")
-    (tmp_path / "texts.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    source = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXT}])
     (tmp_path / "names.txt").write_text("\ufeffdeep networks\n\nquantum\n energy Problems \n", encoding="utf-8")
-    arguments = ["extract", tmp_path / "texts.jsonl", tmp_path / "out.jsonl", "--model", tmp_path / "model"]
-    arguments = [*map(str, arguments), "--mentions", "--top-k", "2"]
-    done = CliRunner().invoke(app, [*arguments, "--candidates", str(tmp_path / "names.txt")])
+    arguments = ["extract", source, tmp_path / "out.jsonl", "--model", tmp_path / "model", "--mentions", "--candidates"]
+    done = CliRunner().invoke(app, [*map(str, arguments), str(tmp_path / "names.txt")])
     assert done.exit_code == 0, done.output
-    other = CliRunner().invoke(app, arguments)
+    other = CliRunner().invoke(app, list(map(str, arguments[:-1])))
     assert other.exit_code == 2 and "candidates='names.txt" in other.stderr
-    (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    candidates = ["deep networks", "quantum", "energy Problems"]
     extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"))
-    expected = extract(TEXT, candidates=["deep networks", "quantum", "energy Problems"], top_k=2)
-    assert row["keyphrases"] == as_written(expected, mentions=True)
+    (row,) = lines(tmp_path / "out.jsonl")
+    assert row["keyphrases"] == as_written(extract(TEXT, candidates=candidates), mentions=True)
+    extract_file(extract, source, tmp_path / "plain.jsonl", candidates=candidates)
+    (row,) = lines(tmp_path / "plain.jsonl")
+    absent = {"score": None, "start": None, "end": None, "field": None}
+    assert row["keyphrases"][-1] == {"keyphrase": "quantum", **absent}
 
 
-SUFFIXES = [
-    "",
-    "able",
-    "ed",
-    "er",
-    "ers",
-    "ing",
-    "ings",
-    "ion",
-    "ions",
-    "ive",
-    "ively",
-    "s",
-    "ful",
-    "ic",
-    "ical",
-    "ism",
-    "ity",
-    "ize",
-]
+SUFFIXES = ["", "able", "ed", "er", "ers", "ing", "ings", "ion", "ions", "ive", "s", "ful"]
 
 
 def test_time_is_in_proportion_to_the_text_whatever_the_candidates():
     """Many that begin alike, and many that share stems with each other."""
-    alike = [f"graph b{i}" for i in range(20_000)] + ["graph", "graph graph"]
-    stemmed = [f"connect{a} adjust{b} adapt{c}" for a in SUFFIXES for b in SUFFIXES for c in SUFFIXES][:4000]
+    alike = [f"graph b{i}" for i in range(5_000)] + ["graph", "graph graph"]
+    stemmed = [f"connect{a} adjust{b} adapt{c}" for a in SUFFIXES for b in SUFFIXES for c in SUFFIXES][:1500]
     for candidates, text in ((alike, "graph " * 10_000), (stemmed, "connect adjust adapt . " * 6000)):
         given_candidates, words = Candidates(candidates), split_words(text)
         given_candidates.find(words[:2])
         start = time.process_time()
         found = given_candidates.find(words)
-        assert time.process_time() - start < 5
+        assert time.process_time() - start < 3  # a twentieth; names times places: minutes
         assert sum(map(len, found.values())) <= len(words) and len(found) <= 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lexperts_lite.clean import SEPARATOR, CleanText, clean, known_words
+from lexperts_lite.clean import SEPARATOR, CleanText, clean
 from lexperts_lite.layout import unit_numbers
 from lexperts_lite.words import join_title, split_words
 
@@ -67,27 +67,11 @@ def test_the_lines_of_a_title_are_one():
     assert found.source_span(33, 44) == (35, 48)
 
 
-def test_the_vocabulary_has_words():
-    assert {"batteries", "blood", "feeding"} <= known_words() and "bloodfeeding" not in known_words()
+WHOLE = ["&amp;", "&nbsp;", "&shy;", "&fjlig;", "&#173;", "-\n", "\u0308", "bat-\nteries", "--A"]
+pieces = st.sampled_from([*"abX1 \n\r-\u2010\u00ad&;.\u2714", *WHOLE])
 
 
-pieces = st.sampled_from(
-    [
-        *"abX1 \n\r-\u2010\u00ad&;.\u2714",
-        "&amp;",
-        "&nbsp;",
-        "&shy;",
-        "&fjlig;",
-        "&#173;",
-        "-\n",
-        "\u0308",
-        "bat-\nteries",
-        "--A",
-    ]
-)
-
-
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(["a", "\u00ad", "-\n", "b"], 0)
 @given(st.lists(pieces, max_size=25), st.integers(0, 9))
 def test_every_span_maps_back_in_order(parts, title):
@@ -103,7 +87,7 @@ def test_every_span_maps_back_in_order(parts, title):
         assert end <= later or (start, end) == (later, _)  # two characters of one edit
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(pieces, max_size=12), st.lists(pieces, max_size=12))
 def test_title_and_text_are_cleaned_together_as_each_alone(title, text):
     title, text = "".join(title), "".join(text)
@@ -114,12 +98,11 @@ def test_title_and_text_are_cleaned_together_as_each_alone(title, text):
 
 
 symbol = st.characters(categories=("So", "Sk"), min_codepoint=0x80)
-symbol = symbol.filter(
-    lambda sign: clean(f"a{sign}a") == f"a{MARK}a"
-)  # not an apostrophe between letters, nor a letter of Chinese
+# not an apostrophe between letters, nor a letter of Chinese
+symbol = symbol.filter(lambda sign: clean(f"a{sign}a") == f"a{MARK}a")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(symbol, st.integers(0, 5), st.sampled_from(["{}{}", "{}{} ", "{} {}", "{} {} "]))
 def test_a_symbol_beside_a_word_hides_nothing_and_divides(sign, place, form):
     """A tokenizer that drops controls reads the same text; only no phrase goes over the symbol."""
@@ -131,24 +114,14 @@ def test_a_symbol_beside_a_word_hides_nothing_and_divides(sign, place, form):
     assert (units - units[0]).tolist() == [int(i > place) for i in range(6)]
 
 
+LONG = [".", ". ", "a", "a-\n", "A--", "&amp;", "&#38;", "\u00ad\n", "\U0001f680"]
+
+
 @pytest.mark.parametrize(
-    "text",
-    [
-        "." * 400_000,
-        ". " * 200_000,
-        "a" * 400_000,
-        "a-\n" * 20_000,
-        "A--" * 20_000,
-        "&amp;" * 20_000,
-        "&#38;" * 20_000,
-        "\u00ad\n" * 20_000,
-        "a-" + "\n" * 400_000,
-        "\U0001f680" * 100_000,
-    ],
-    ids=lambda text: repr(text[:8]),
+    "text", [*(part * 40_000 for part in LONG), "a-" + "\n" * 100_000], ids=lambda text: repr(text[:8])
 )
 def test_cleaning_takes_time_in_proportion_to_the_text(text):
     clean(text[:1000])
     start = time.process_time()
     clean(text)
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < 2

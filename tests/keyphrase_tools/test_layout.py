@@ -15,7 +15,7 @@ from keyphrase_tools.labels import find_keyphrases, tokenize_documents
 from lexperts_lite.candidates import Candidates
 from lexperts_lite.clean import clean
 from lexperts_lite.features import find_phrases
-from lexperts_lite.layout import continued_words, hidden_spans, in_one_unit, is_whole, unit_numbers
+from lexperts_lite.layout import continued_words, in_one_unit, is_whole, unit_numbers
 from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.windows import WordProbabilities, encode_windows
 from lexperts_lite.words import normalise, split_phrase, split_words, stem
@@ -63,6 +63,8 @@ def units_of(text):
         ("name\u00a0\u00a0\u00a0age\n   of\u2003\u2003\u2003graphs", ["name", "age of", "graphs"]),
         ("at quantum-chem.org, en.graph.org. Amazon.com and Node.js", ["at", "[quantum chem.org]", ",", "[en . graph.org]", ". Amazon.com and Node.js"]),
         ("doi:10.1000/x-y of 10.1234/graph.cut ; 10.5 / 3 U.S.de", ["[doi : 10.1000 x y]", "of", "[10.1234 graph . cut]", "; 10.5", "3 U.S . de"]),
+        ("export PATH=/usr/local/bin:~/go/bin in ./configure.sh or C:\\a\\b, and/or TCP/IP", [
+            "export PATH =", "[usr local bin]", ":", "[~ go bin]", "in", "[. configure . sh]", "or", "[C : \\ a \\ b ,]", "and or TCP IP"]),
         ("at github.com/graph-cuts/nets by Node.js/React", ["at", "[github.com graph cuts nets]", "by Node.js React"]),
         ('<a href="kinetic-energy" class=x>dark matter</a>', ['[< a href = " kinetic energy " class = x >]', "dark matter", "[< a >]"]),
         ("a <!-- b --> c <script>d</script> e", ["a", "[< ! b >]", "c", "[< script > d < script >]", "e"]),
@@ -74,17 +76,9 @@ def units_of(text):
         ("From: Ada King\nTo: B. C,\n  Jo D\nSubject: Graph cuts\n\nBy: nets", ["[From : Ada King To : B . C , Jo D]", "Subject :", "Graph cuts", "By :", "nets"]),
         ("To: the cuts\nAbstract: nets", ["To :", "the cuts", "Abstract :", "nets"]),
         ("SELECT a --\n--- cuts\n", ["SELECT a", "cuts"]),
+        ("<script>a <b>cut</b>", ["[< script >]", "a", "[< b >]", "cut", "[< b >]"]),  # without an end
         ("", []),
-    ],
-)  # fmt: skip
-def test_units_of(text, expected):
-    assert units_of(text) == expected
-
-
-# found in texts that people sent: rows, marks of lists, symbols, senders
-@pytest.mark.parametrize(
-    "text, expected",
-    [
+        # found in texts that people sent: rows, marks of lists, symbols, senders
         ("name,age,city\nAnna,34,New York\nBen,41,San Francisco\n", ["name , age , city", "Anna , 34 , New York", "Ben , 41 , San Francisco"]),
         ("Anna, 34, New York\nBen, 41, San Jose", ["Anna , 34 , New York", "Ben , 41 , San Jose"]),
         ("photosynthesis - how plants make sugar\nrespiration - how cells work", ["photosynthesis", "how plants make sugar", "respiration", "how cells work"]),
@@ -106,36 +100,29 @@ def test_units_of(text, expected):
         ("the cuts\n-- \r\nAda\r\nKing\r\n\r\nA postscript", ["the cuts", "[Ada King]", "A postscript"]),
     ],
 )  # fmt: skip
-def test_units_of_lists_symbols_and_senders(text, expected):
+def test_units_of(text, expected):
     assert units_of(text) == expected
 
 
-TERM = st.lists(
-    st.sampled_from(
-        ["graph", "cuts", "Python", "neural", "machine", "translation", "SQL", "protein", "folding", "New", "York"]
-    ),
-    min_size=1,
-    max_size=3,
-)
+TERM = ["graph", "cuts", "Python", "neural", "machine", "translation", "SQL", "protein", "folding", "New", "York"]
+TERM = st.lists(st.sampled_from(TERM), min_size=1, max_size=3).map(" ".join)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(TERM.map(" ".join), min_size=3, max_size=9), st.randoms())
-def test_the_order_of_the_lines_of_a_list_does_not_matter(lines, random):
-    shuffled = random.sample(lines, len(lines))
-    assert units_of("\n".join(lines)) == lines and units_of("\n".join(shuffled)) == shuffled
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TERM, min_size=3, max_size=9), st.sampled_from(["{}", "{} - how a {} works", "{},34,{}"]), st.randoms())
+def test_the_order_of_the_lines_of_a_list_does_not_matter(terms, form, random):
+    lines = [form.format(term, term) for term in terms]
+    units = units_of("\n".join(random.sample(lines, len(lines))))
+    assert sorted(units) == sorted(unit for line in lines for unit in units_of(line)) and len(units) >= len(lines)
 
 
 PROSE = "we show that the graph cuts of a large network are found in the time that is needed to read it and that the cuts of small networks"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(20, 100), st.sampled_from(["\n", "\r\n", "\n  "]))
 def test_wrapped_prose_is_one_unit(width, end):
     assert len(units_of(end.join(textwrap.wrap(PROSE, width)))) == 1
-
-
-# ---- terms
 
 
 @pytest.mark.parametrize(
@@ -162,17 +149,10 @@ def test_terms_of(text, expected):
     assert joined.split() == expected
 
 
-def test_words_without_their_text_are_one_unit_without_terms():
-    assert unit_numbers(["a", "b"]).tolist() == unit_numbers([("a", 0, 1), ("b", 3, 4)]).tolist() == [0, 0]
-    assert not continued_words(["k", "means"]).any()
-
-
-# ---- one function for decoding, the ranker, candidates and labels
-
 PIECES = [
     "graph", "cuts", "C++", "C#", "Node.js", "R&D", "AT&T", ".NET", "F#", "TCP/IP", "3D-printed", "Bayes\u2019s", "\ufb01nance", "IT", "e.g.",
     ",", " - ", "-", "\n", "\n\n", "\n- ", "\t", "snake_case", "a@b.org", "<b>", "http://x.org/graph-cuts", "CHAIR:", "U.S. graph",
-    "SARS-CoV-2", "k-cuts", "2,4-D", "CoV", "D",
+    "SARS-CoV-2", "k-cuts", "2,4-D", "CoV", "D", "ASP.NET", "IL-6", "COVID-19", "5-HT", "Ca2+", "\u03b1-synuclein", "H2O2", "CI/CD", "U-Net",
 ]  # fmt: skip
 pieces = st.lists(st.sampled_from(PIECES), min_size=1, max_size=14)
 
@@ -185,7 +165,7 @@ def read_labels(text, words, rows, tokenizer):
     return read.document(0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pieces, st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map(" ".join), max_size=5))
 @example(["C++", "C", "C#", "Node.js", ".NET", "R&D", "AT&T", "TCP/IP", "3D-printed"], ["C#", ".NET", "Node.js", "R&D"])
 def test_perfect_labels_decode_to_the_phrases_that_coverage_counts(tiny_tokenizer, parts, keyphrases):
@@ -198,29 +178,7 @@ def test_perfect_labels_decode_to_the_phrases_that_coverage_counts(tiny_tokenize
     assert sum(rows["num_present"]) == sum(phrase in returned for phrase in gold)
 
 
-TERMS = "C++ C# F# Node.js ASP.NET .NET R&D AT&T TCP/IP 3D-printed 2,4-D SARS-CoV-2 IL-6 COVID-19 5-HT Ca2+ \u03b1-synuclein"
-TERMS += " H2O2 k-means CI/CD ext4 U.S."
-
-
-@pytest.mark.parametrize("term", [*TERMS.split(), "3D U-Net"])
-def test_a_term_with_signs_is_returned_whole(tiny_tokenizer, term):
-    text = f"we use {term} in the lab, not C"
-    rows, words = tokenize_documents({"text": [text], "keyphrases": [[term]]}, tiny_tokenizer), split_words(text)
-    (found,) = rank_phrases(text, words, read_labels(text, words, rows, tiny_tokenizer))
-    assert (found["keyphrase"], text[found["start"] : found["end"]]) == (term, term)
-    assert rows["num_present"] == rows["num_keyphrases"] == [1]
-
-
-def test_phrases_that_decoding_drops_are_not_covered(tiny_tokenizer):
-    batch = {
-        "text": ["an i.e. graph; graph cut of snake_case, k-means"],
-        "keyphrases": [["i.e.", "snake_case", "graph", "graph cut", "means"]],
-    }
-    rows = tokenize_documents(batch, tiny_tokenizer)
-    assert (sum(rows["num_keyphrases"]), sum(rows["num_present"])) == (5, 2)
-
-
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pieces, st.randoms())
 def test_no_phrase_is_of_two_units_or_a_part_of_a_term(parts, random):
     text = clean(" ".join(parts))
@@ -246,19 +204,7 @@ def test_a_label_that_continues_over_a_boundary_is_two_phrases():
     assert [(phrase["keyphrase"], phrase["score"]) for phrase in found] == [("neural network", 1), ("Graph cuts", 1)]
 
 
-@pytest.mark.parametrize("part", ["<script>", "<STYLE a=b>", "<!-- a "])
-def test_elements_without_an_end_take_linear_time(part):
-    text = part * 40_000
-    hidden_spans(part)
-    start = time.process_time()
-    spans = hidden_spans(text + "graph <b>cut</b>")
-    assert time.process_time() - start < 2  # a quarter of a second; quadratic: minutes
-    assert spans[-2:] == [(len(text) + 6, len(text) + 9), (len(text) + 12, len(text) + 16)]
-
-
-@pytest.mark.parametrize(
-    "ruler", ["." * 20_000, "-" * 50_000, "- " * 5000, "=-" * 5000, "_" * 20_000, "\u2550" * 9000, ". . \n" * 4000]
-)
+@pytest.mark.parametrize("ruler", ["." * 20_000, "=-" * 5000, "_" * 20_000, "\u2550" * 9000, ". . \n" * 4000])
 def test_a_ruler_costs_nothing(tiny_tokenizer, ruler):
     """The model reads as many windows as without it, and at most three sub-tokens and words more."""
     text = clean(f"graph {ruler} cuts")
@@ -268,12 +214,15 @@ def test_a_ruler_costs_nothing(tiny_tokenizer, ruler):
     assert units_of(text)[-1].split()[-1] == "cuts" and find_keyphrases(words, ["graph cuts"]) == [[]]
 
 
-SIGNS = ["<a ", "a@", "@ ", "https://a ", "<!--", "a.com/", "a=b ", "<a b=", "\t", "- ", "1. ", "\n", "C&", "&a", "x+"]
+SIGNS = [
+    "<a ", "a@", "@ ", "https://a ", "<!--", "a.com/", "a=b ", "<a b=", "\t", "- ", "1. ", "\n", "C&", "&a", "x+", "<script>", "<!-- a ",
+    "/a", "/a ", "~/", "A: ", "A: a\n", "A a: b\n", "```\n", "--\na\n", "From: a\n",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("sign", [*SIGNS, "A: ", "A: a\n", "A a: b\n", "```\n", "--\na\n", "From: a\n"])
+@pytest.mark.parametrize("sign", SIGNS)
 def test_the_time_is_in_proportion_to_the_text(sign):
     unit_numbers(split_words(clean(sign)))
     start = time.process_time()
-    unit_numbers(split_words(clean(sign * 50_000)))
-    assert time.process_time() - start < 5
+    unit_numbers(split_words(clean(sign * 20_000)))
+    assert time.process_time() - start < 3  # a quarter; quadratic: minutes

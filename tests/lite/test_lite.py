@@ -126,9 +126,9 @@ def test_what_cannot_work_is_named(exported, tmp_path, change, options, shown):
     assert shown in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("value", [None, 3, b"bytes", [None], [{"body": "x"}]], ids=repr)
+@pytest.mark.parametrize("value", [None, 3, b"bytes", [5], [{"body": "x"}]], ids=repr)
 def test_what_is_not_a_text_is_named(exported, value):
-    with pytest.raises(TypeError, match="None|3|bytes|body"):
+    with pytest.raises(TypeError, match="None|3|bytes|5|body"):
         KeyphraseExtractor(exported)(value)
 
 
@@ -160,7 +160,9 @@ def test_the_command_reads_texts_and_rows_also_of_other_systems(command, tmp_pat
     (tmp_path / "rows.JSONL").write_bytes("\r\n".join([*rows, "", titled]).encode("utf-8-sig"))
     (tmp_path / "array.json").write_text(f"[{', '.join([*rows, titled])}]", encoding="utf-16")
     found = rows_of(command(tmp_path / "rows.JSONL", "--min-score", 0))
-    assert [row["text"] for row in found[:-1]] == texts and found[3]["keyphrases"] == []
+    assert [row["text"] for row in found[:-1]] == [text.replace("\ud800", "?") for text in texts] and found[3][
+        "keyphrases"
+    ] == []
     assert found[4]["id"] == 7 and found[4]["keyphrases"][0]["field"] in ("title", "text")
     assert rows_of(command(tmp_path / "array.json", "--min-score", 0)) == found
 
