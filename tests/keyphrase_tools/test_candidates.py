@@ -94,12 +94,6 @@ def test_mentions_are_found_in_title_and_text_but_not_across(lookup):
     assert by_name["cuts. cuts"] == {"keyphrase": "cuts. cuts", "field": None, **ABSENT}
 
 
-def test_in_long_documents_each_mention_is_scored_where_it_is_read(lookup):
-    answer = lookup()("x " * 150 + "bx " + "c " * 100 + "b", candidates=["bx", "b"])
-    assert [(c["keyphrase"], c["start"]) for c in answer] == [("bx", 300), ("b", 503)]
-    assert answer[0]["score"] == answer[1]["score"] > 0.99
-
-
 def test_top_k_and_min_score_choose_among_candidates(lookup):
     text, candidates = "x bx c p", ["zz", "c", "p", "bx"]
     everything = lookup()(text, candidates=candidates)

@@ -135,9 +135,8 @@ def gold_extractor(*answers):
 
 def test_only_keyphrases_that_occur_in_the_text_are_gold():
     assert evaluate_pipeline(gold_extractor(["graph"]), ["a graph"], [["graph", "quantum"]], k=5)["recall@5"] == 1
-    assert (
-        evaluate_pipeline(gold_extractor(["a"], ["cut"]), ["a graph", "cut"], [["graph"], ["cut"]], k=5)["f1@5"] == 0.5
-    )
+    half = gold_extractor(["a"], ["cut"])
+    assert evaluate_pipeline(half, ["a graph", "cut"], [["graph"], ["cut"]], k=5)["f1@5"] == 0.5
     # the reference's rules miss what ends the text: nothing is gold then
     with pytest.raises(ValueError, match="None of the 1 documents"):
         evaluate_pipeline(gold_extractor(["graph"]), ["a graph"], [["graph"]], rules="seke", k=5)
