@@ -222,13 +222,13 @@ class KeyphraseReader:
             self._warned_of_language = warn_if_not_english(block)
         pending = Counter(window.document for window in block.windows)
         decode = scoring.ranker is None and scoring.threshold is None
-        is_long, start, said = max(pending.values(), default=0) > LONG_DOCUMENT, time.monotonic(), 0.0
+        is_long, start, shown = max(pending.values(), default=0) > LONG_DOCUMENT, time.monotonic(), 0.0
         for windows in self.read_windows(block, batch_size=batch_size, decode=decode):
             numbers = Counter(window.document for window in windows)
             pending -= numbers
             seconds, left = time.monotonic() - start, pending.total() / len(block.windows)
-            if is_long and left and seconds - said >= INTERVAL:
-                rest, said = seconds / (1 - left) * left, seconds
+            if is_long and left and seconds - shown >= INTERVAL:
+                rest, shown = seconds / (1 - left) * left, seconds
                 logger.warning(f"Long documents: {1 - left:.0%} is read, the rest takes about {rest / 60:.1f} minutes.")
             complete = [number for number in numbers if number not in pending]
             yield dict(zip(complete, self.postprocess(block, complete, scoring, **options), strict=True))

@@ -22,7 +22,7 @@ MARK = f" {SEPARATOR} "  # of a symbol
         ("bat-\n\x0cteries", "batteries"),  # over the end of a page
         ("ko\u0308p-\nfen", "ko\u0308pfen"),
         # a hyphen of its own
-        ("LSTM-\nbased k-\nmeans CO2-\nfree", "LSTM-based k-means CO2-free"),
+        ("LSTM-\nbased k-\nmeans CO2-\nfree x-\nquuxes", "LSTM-based k-means CO2-free x-quuxes"),
         ("Navier-\nStokes, COVID-\n19", "Navier-Stokes, COVID-19"),
         ("semi-\nsupervised, Semi-Supervised", "semi-supervised, Semi-Supervised"),
         ("blood-\nfeeding insects", "blood-feeding insects"),

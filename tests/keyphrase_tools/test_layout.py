@@ -63,8 +63,8 @@ def units_of(text):
         ("name\u00a0\u00a0\u00a0age\n   of\u2003\u2003\u2003graphs", ["name", "age of", "graphs"]),
         ("at quantum-chem.org, en.graph.org. Amazon.com and Node.js", ["at", "[quantum chem.org]", ",", "[en . graph.org]", ". Amazon.com and Node.js"]),
         ("doi:10.1000/x-y of 10.1234/graph.cut ; 10.5 / 3 U.S.de", ["[doi : 10.1000 x y]", "of", "[10.1234 graph . cut]", "; 10.5", "3 U.S . de"]),
-        ("export PATH=/usr/local/bin:~/go/bin in ./configure.sh or C:\\a\\b, and/or TCP/IP", [
-            "export PATH =", "[usr local bin]", ":", "[~ go bin]", "in", "[. configure . sh]", "or", "[C : \\ a \\ b ,]", "and or TCP IP"]),
+        ("export PATH=/usr/bin:~/go/bin in ./configure.sh or C:\\a\\b, and/or TCP/IP /x", [
+            "export PATH =", "[usr bin]", ":", "[~ go bin]", "in", "[. configure . sh]", "or", "[C : \\ a \\ b ,]", "and or TCP IP x"]),
         ("at github.com/graph-cuts/nets by Node.js/React", ["at", "[github.com graph cuts nets]", "by Node.js React"]),
         ('<a href="kinetic-energy" class=x>dark matter</a>', ['[< a href = " kinetic energy " class = x >]', "dark matter", "[< a >]"]),
         ("a <!-- b --> c <script>d</script> e", ["a", "[< ! b >]", "c", "[< script > d < script >]", "e"]),
