@@ -25,9 +25,7 @@ from modeling_seke.shared_seke import TextPipeline
 
 from .token_classifiers import known_limit, last_states, unwrap_model, without_hooks
 
-os.register_at_fork(
-    after_in_child=partial(torch.set_num_threads, 1)
-)  # more would wait for threads that the child lacks
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))  # a child lacks the other threads
 
 
 class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
