@@ -43,10 +43,12 @@ def test_a_wrong_value_is_named_by_pipeline_call_and_class_alike(lookup, name):
         assert len(messages) == 1 and "\n" not in messages.pop()
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numbers_of_numpy_are_numbers_and_a_misspelt_option_is_named():
     given = {"top_k": np.int64(3), "min_score": np.float32(0.5), "overlap": np.int32(0)}
     assert check_call_options(**given) == {"top_k": 3, "min_score": 0.5, "overlap": 0}
     assert check_call_options(top_k=UNSET, style=None) == {"style": None}
+    with pytest.raises(TypeError, match="'top'.*'top_k'"):
+        check_call_options(top=3)
 
 
 def test_a_threshold_has_no_effect_on_candidates(lookup):
