@@ -382,14 +382,14 @@ ONE_LAYER = {  # options of `make`
     "MoeSummCausal": {"changes": {"num_hidden_layers": 1}},
 }
 TRAINABLE = [f"{family} {kind}" for family, (_, kinds) in FAMILIES.items() for kind in kinds]
-# the kinds of every run of the tests, which differ in their code; the others run at night
-BY_DAY = ("SEKE bert", "hypernet tags", "hypernet classes", "hypernet answers", "ExHiRD transformer", "ExHiRD bigru",
-          "ExHiRD-causal factors", "MoeSumm bart", "MoeSummCausal llama", "Lexicon token", "Lexicon domain")  # fmt: skip
+# the kinds of every run of the tests, which differ in their code, and for what takes long one of each; the others run at night
+ONE_EACH = ("SEKE bert", "hypernet tags", "ExHiRD bigru", "MoeSumm bart", "MoeSummCausal llama", "Lexicon token")
+BY_DAY = (*ONE_EACH, "hypernet classes", "hypernet answers", "ExHiRD transformer", "Lexicon domain")
 
 
-def marks_of(name: str):
-    """The marks of a test of a kind."""
-    return () if name in BY_DAY else pytest.mark.nightly
+def by_day(is_fast: bool):
+    """The marks of a test that runs every time, or at night."""
+    return () if is_fast else pytest.mark.nightly
 
 
 def make_trainable(name: str, fixture: Callable) -> Trainable:
