@@ -28,7 +28,6 @@ from run_tools.loading import CheckedConfigMixin, CheckedModelMixin
 from .tiny_models import (
     CASES,
     VOCABULARY,
-    by_day,
     decoder_config,
     encoder_config,
     first_output,
@@ -37,6 +36,7 @@ from .tiny_models import (
     run,
     summariser_config,
 )
+from .tools import by_day
 
 PACKAGES = ("seke", "hypernet", "exhird", "moesumm", "lexicon")
 

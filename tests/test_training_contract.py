@@ -21,8 +21,8 @@ from transformers import AutoModel, AutoModelForTokenClassification, pipeline, s
 from modeling_exhird import ExhirdTokenizer
 
 from .modeling_hypernet.conftest import tiny_hypernet  # noqa: F401  (a fixture)
-from .tiny_models import BY_DAY, ONE_EACH, ONE_LAYER, TRAINABLE, by_day, make_trainable, make_trainer, weights
-from .tools import run_by_torchrun
+from .tiny_models import BY_DAY, ONE_EACH, ONE_LAYER, TRAINABLE, make_trainable, make_trainer, weights
+from .tools import by_day, run_by_torchrun
 
 # of ExHiRD's encoder
 TRANSFORMER_OPTIONS = [

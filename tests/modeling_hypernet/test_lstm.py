@@ -43,7 +43,7 @@ def results(lstm, layer, x, lengths, z, upstream):
 
 
 @each_lstm
-@pytest.mark.parametrize("lengths", [[1], [1, 2], [7, 1, 0, 2, 5], [0, 4], [40, 9]])
+@pytest.mark.parametrize("lengths", [[1], [7, 1, 0, 2, 5], [40, 9]])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_every_implementation_equals_the_loop_in_values_and_all_gradients(lstm, lengths, bidirectional, loop):
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
@@ -122,8 +122,7 @@ def test_the_generators_have_the_papers_number_of_parameters():
     """The sizes of BERT-large: P weights per text, P N_z parameters."""
     with torch.device("meta"):
         generator = WeightGenerator(32, 1024, 512)
-        weights = generator(torch.empty(2, 32))
-    assert sum(w[0].numel() for w in weights) == 3_147_776
+        assert sum(w[0].numel() for w in generator(torch.empty(2, 32))) == 3_147_776
     assert sum(p.numel() for p in generator.parameters()) == 3_147_776 * 32
 
 
