@@ -169,16 +169,6 @@ def test_a_mixture_of_trained_experts_keeps_a_share_of_each_gain(benchmark_modul
     assert set(rows["ridge, top 2"]["domains"]) == set(modular.DOMAINS)
 
 
-def test_the_first_words_are_scored_as_summaries(benchmark_module, results, tmp_path):
-    pytest.importorskip("rouge_score")
-    row = {"document": "Graph cuts solve energy problems in vision.", "summary": "Graph cuts solve energy problems."}
-    for name in ("scitldr", "mts_dialog"):
-        for split in ("train", "test"):
-            write_rows(tmp_path / "summarization" / name / f"{split}.jsonl", [row] * 3)
-    benchmark_module("smollm2").main(["--data", str(tmp_path), "--tasks", "summaries", "--systems", "lead"])
-    assert [row["scores"]["rouge1"] for row in results("smollm2")] == [[100.0, 100.0, 100.0]] * 2
-
-
 def test_definitions_and_tags_are_scored_by_their_rules(benchmark_module):
     pytest.importorskip("rouge_score")
     pytest.importorskip("sacrebleu")

@@ -229,12 +229,6 @@ def test_the_page_for_coding_agents_has_all_options_and_its_blocks_run():
     assert [phrase["keyphrase"] for phrase in names["scored"]] == ["graph cut", "maximum flow"]
 
 
-def block_of(page: str, part: str) -> str:
-    """The Python block of a page with this part."""
-    (block,) = [block for block in blocks_of(page, "python") if part in block]
-    return block
-
-
 def tiny_tokenizer():
     """A tokenizer of a few words with BERT's special tokens."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *["the", "graph", "cut", "is", "a", "problem", "of", "learning"]]
@@ -274,12 +268,3 @@ def run(code: str) -> dict:
         else:
             exec(part, space)
     return space
-
-
-def test_keyphrases_are_extracted_by_the_lines_of_the_pages(checkpoints, monkeypatch, capsys):
-    monkeypatch.chdir(checkpoints)
-    run(block_of("keyphrases.md", "a title: each keyphrase"))
-    one, several, *of_each, titled = map(ast.literal_eval, capsys.readouterr().out.splitlines())
-    assert one and [phrases[0] for phrases in several[:1]] == one[:1] and len(several) == len(of_each) == 2
-    assert all(phrase["field"] in ("title", "text") for phrase in titled) and titled
-    assert run(block_of("README.md", "# on tidal power"))["phrase"]["mentions"]

@@ -129,7 +129,7 @@ MASKS = {
     "holes": [[1, 0, 1, 0, 1], [0, 1, 1, 1, 1], [1, 1, 0, 0, 1]],
     "an empty document, shortest first": [[1, 0, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0]],
 }
-each_mask = pytest.mark.parametrize("mask", map(torch.tensor, MASKS.values()), ids=MASKS)
+each_mask = pytest.mark.parametrize("mask", [*map(torch.tensor, MASKS.values())], ids=MASKS)
 
 
 @each_mask
