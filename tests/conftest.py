@@ -92,26 +92,14 @@ def backbone_config(tiny_tokenizer):
         "pad_token_id": tiny_tokenizer.pad_token_id,
     }
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    cls, sep = tiny_tokenizer.cls_token_id, tiny_tokenizer.sep_token_id
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    local = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1, "local_attention": 8}
+    first = dict.fromkeys(("cls_token_id", "bos_token_id"), tiny_tokenizer.cls_token_id)
+    last = dict.fromkeys(("sep_token_id", "eos_token_id"), tiny_tokenizer.sep_token_id)
     kinds = {
         "bert": (BertConfig, dropout),
-        "deberta-v2": (
-            DebertaV2Config,
-            {**dropout, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
-        ),
-        "modernbert": (
-            ModernBertConfig,
-            {
-                "embedding_dropout": 0.1,
-                "attention_dropout": 0.1,
-                "mlp_dropout": 0.1,
-                "local_attention": 8,
-                "cls_token_id": cls,
-                "bos_token_id": cls,
-                "sep_token_id": sep,
-                "eos_token_id": sep,
-            },
-        ),
+        "deberta-v2": (DebertaV2Config, dropout | relative),
+        "modernbert": (ModernBertConfig, local | first | last),
     }
 
     def build(name="bert", **changes):

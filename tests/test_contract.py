@@ -4,7 +4,6 @@
 import copy
 import io
 import logging
-import multiprocessing
 import pickle
 import shutil
 from inspect import signature
@@ -98,11 +97,8 @@ def over_backbone(name, backbones, form="", **options):
 
 def pretrained_weight(model) -> torch.Tensor:
     """A matrix that all backbones here have, in the last layer of the (first) stack."""
-    names = (
-        "encoder.layer.1.output.dense.weight",
-        "encoder.layers.1.fc2.weight",
-        "model.layers.1.mlp.down_proj.weight",
-    )
+    last = ("encoder.layer.1.output.dense", "encoder.layers.1.fc2", "model.layers.1.mlp.down_proj")
+    names = tuple(f"{name}.weight" for name in last)
     return next(p for name, p in model.named_parameters() if name.endswith(names))
 
 
@@ -121,26 +117,6 @@ def test_a_pickled_model_computes_the_same_and_shares_nothing(name):
         again.config.name_or_path = "changed"
         assert not torch.equal(run(again, inputs), expected)
     assert torch.equal(run(model, inputs), expected) and model.config.name_or_path != "changed"
-
-
-def spawned_with_models(models, queue):
-    torch.set_num_threads(1)
-    queue.put({name: run(model, make_inputs(name)).numpy() for name, model in models.items()})
-
-
-@pytest.mark.nightly
-def test_models_are_sent_to_a_spawned_process():
-    """Every class at once: a new process imports for some seconds."""
-    context = multiprocessing.get_context("spawn")
-    models, queue = {name: make_model(name) for name in CASES}, context.Queue()
-    expected = {name: run(model, make_inputs(name)) for name, model in models.items()}
-    process = context.Process(target=spawned_with_models, args=(models, queue))
-    process.start()
-    found = queue.get(timeout=120)
-    process.join(60)
-    for name, logits in found.items():
-        torch.testing.assert_close(torch.from_numpy(logits), expected[name], rtol=1e-5, atol=1e-6)
-    assert set(found) == set(CASES)
 
 
 def test_every_class_has_the_checks_of_the_package():
@@ -314,14 +290,13 @@ def test_experts_implementations_have_the_names_of_transformers(name, tmp_path):
         found = values_and_gradients(model, inputs)
         torch.testing.assert_close(found[0], values, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(found[1], gradients, rtol=1e-3, atol=1e-4)
-    for unknown in ("loop", "grouped"):
-        for call in (
-            lambda unknown=unknown: model.set_experts_implementation(unknown),
-            lambda unknown=unknown: cls.from_pretrained(tmp_path, experts_implementation=unknown),
-            lambda unknown=unknown: cls(type(config())(**config().to_diff_dict(), experts_implementation=unknown)),
-        ):
-            with pytest.raises(ValueError, match=unknown):
-                call()
+    for call in (
+        model.set_experts_implementation,
+        lambda unknown: cls.from_pretrained(tmp_path, experts_implementation=unknown),
+        lambda unknown: cls(type(config())(**config().to_diff_dict(), experts_implementation=unknown)),
+    ):
+        with pytest.raises(ValueError, match="grouped"):
+            call("grouped")
     assert model.config._experts_implementation == "grouped_mm"
 
 
@@ -330,15 +305,10 @@ def test_a_cache_can_be_passed_by_both_names(name):
     """`cache` is transformers' name since 5.24, `past_key_values` the one before, which many scripts have."""
     model, inputs = make_model(name), {key: x for key, x in make_inputs(name).items() if key != "labels"}
     ids = "decoder_input_ids" if "decoder_input_ids" in signature(model.forward).parameters else "input_ids"
-    end = torch.tensor([[9], [11]])
+    end = {**inputs, "attention_mask": None, ids: torch.tensor([[9], [11]])}
     with torch.no_grad():
-        outputs = [
-            model(**{**inputs, "attention_mask": None, ids: end}, **{given: model(**inputs)[CACHE]})
-            for given in ("cache", "past_key_values")
-        ]
+        outputs = [model(**end, **{given: model(**inputs)[CACHE]}) for given in ("cache", "past_key_values")]
         assert torch.equal(*map(first_output, outputs))
-        assert not torch.equal(
-            first_output(outputs[0]), first_output(model(**{**inputs, "attention_mask": None, ids: end}))
-        )
+        assert not torch.equal(first_output(outputs[0]), first_output(model(**end)))
         with pytest.raises(ValueError, match="cache and past_key_values are both set"):
             model(**inputs, cache=outputs[0][CACHE], past_key_values=outputs[0][CACHE])

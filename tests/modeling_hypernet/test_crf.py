@@ -145,13 +145,11 @@ def test_extreme_emissions_stay_finite():
 
 def test_an_emission_of_minus_infinity_excludes_a_tag():
     crf, (emissions, tags, mask) = make_crf(3), make_batch(3)
-    excluded, tags = emissions.detach().clone(), tags % 2
+    excluded, tags, without = emissions.detach().clone(), tags % 2, LinearChainCrf(2).double()
     excluded[..., 2] = float("-inf")
-    excluded.requires_grad_()
-    without = LinearChainCrf(2).double()
     for mine, theirs in zip(without.parameters(), crf.parameters(), strict=True):
         mine.data = theirs.data[(slice(2),) * theirs.dim()]
-    likelihood = crf.log_likelihood(excluded, tags, mask)
+    likelihood = crf.log_likelihood(excluded.requires_grad_(), tags, mask)
     assert_close(likelihood, without.log_likelihood(emissions[..., :2], tags, mask))
     assert_close(crf.log_marginals(excluded, mask)[..., :2], without.log_marginals(emissions[..., :2], mask))
     likelihood.sum().backward()
