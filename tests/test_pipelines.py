@@ -145,7 +145,7 @@ def test_an_unknown_option_is_refused(runs, task):
 
 
 OPTIONS = {  # of each task one, and a value that changes what a pipeline returns
-    "keyphrase-extraction": ("top_k", 1),
+    "keyphrase-extraction": ("top_k", None),
     "keyphrase-generation": ("num_keyphrases", 1),
     "moe-summarization": ("dataset", None),
     "definition-modeling": ("num_definitions", 2),

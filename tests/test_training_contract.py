@@ -101,11 +101,9 @@ def test_saved_and_loaded_it_gives_the_same(trainable, options, tmp_path):
     assert not info["missing_keys"]
     inputs = {name: x for name, x in batch.items() if name not in ("labels", "copy_ids", "word_start_mask")}
     if "encoder_last_hidden_state" in (outputs := model(**batch)):
-        found = bare.eval()(
-            **inputs,
-            **({} if trainable.output == "log_probs" else {"decoder_input_ids": batch["input_ids"]}),
-        )
-        name = "last_hidden_state" if trainable.output == "log_probs" else "encoder_last_hidden_state"
+        is_encoder = trainable.output == "log_probs"
+        found = bare.eval()(**inputs, **({} if is_encoder else {"decoder_input_ids": batch["input_ids"]}))
+        name = "last_hidden_state" if is_encoder else "encoder_last_hidden_state"
         assert_close(found[name], outputs.encoder_last_hidden_state, rtol=0, atol=1e-5)
 
 
@@ -312,48 +310,41 @@ AUTO_PEFT = {
     "SEQ_2_SEQ_LM": AutoPeftModelForSeq2SeqLM,
     "CAUSAL_LM": AutoPeftModelForCausalLM,
 }
+ADAPTED = [
+    *((name, {}) for name in ("SEKE bert", "SEKE deberta-v2", "SEKE modernbert", "hypernet tags")),
+    *((name, {"r": 4}) for name in ("MoeSumm bart", "MoeSummCausal llama", "Lexicon token", "Lexicon sequence_soft")),
+    ("Lexicon sequence_hard", {"r": 4, "modules_to_save": ["mlp"]}),
+]
 
 
-@pytest.mark.parametrize(
-    "trainable, options",
-    [
-        ("SEKE bert", {}),
-        ("MoeSumm bart", {"r": 4}),
-        *(
-            pytest.param(name, options, marks=pytest.mark.nightly)
-            for name, options in (
-                *((name, {}) for name in ("SEKE deberta-v2", "SEKE modernbert", "hypernet tags")),
-                *((name, {"r": 4}) for name in ("MoeSummCausal llama", "Lexicon token", "Lexicon sequence_soft")),
-                ("Lexicon sequence_hard", {"r": 4, "modules_to_save": ["mlp"]}),
-            )
-        ),
-    ],
-    indirect=["trainable"],
-)
-def test_lora_trains_whole_heads_and_opens_again(trainable, options, tmp_path):
+@pytest.mark.parametrize("trainable, options", ADAPTED, indirect=["trainable"])
+def test_adapters_train_whole_heads_and_open_by_the_auto_class_of_their_task(trainable, options, tmp_path):
     trainable.make().save_pretrained(tmp_path / "base")
-    kind, batch = type(trainable.make()), trainable.batch()
+    kind, batch, folder = type(trainable.make()), trainable.batch(), tmp_path / "adapter"
     model = kind.from_pretrained(tmp_path / "base")
     config = model.lora_config(**options)
-    adapted = get_peft_model(model, config)
-    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    adapted = get_peft_model(model, config).eval()
+    trained = {name: p for name, p in adapted.named_parameters() if p.requires_grad}
     for part in ("lora_A", "lora_B", *(set(config.modules_to_save) - {"score"})):  # "score" is peft's
         assert any(part in name for name in trained), part
     assert all("lora_" in name or ".modules_to_save." in name for name in trained)
-    trainer_of(adapted, trainable, tmp_path, save_strategy="steps", save_steps=6, learning_rate=1e-2).train()
-    expected, checkpoint = trainable.read(adapted.eval(), batch), tmp_path / "checkpoint-6"
+    with torch.no_grad():
+        for p in trained.values():
+            p.add_(0.1 * torch.randn_like(p))
+    adapted.save_pretrained(folder)
+    expected = trainable.read(adapted, batch)
     assert not torch.allclose(expected, trainable.read(trainable.make(), batch), atol=1e-3)
     if config.task_type is None:
-        opened = AutoPeftModel.from_pretrained(checkpoint, import_allowlist=[kind.__module__])
+        opened = AutoPeftModel.from_pretrained(folder, import_allowlist=[kind.__module__])
     else:
-        opened = AUTO_PEFT[config.task_type].from_pretrained(checkpoint)
-    models = [opened, PeftModel.from_pretrained(kind.from_pretrained(tmp_path / "base"), checkpoint)]
+        opened = AUTO_PEFT[config.task_type].from_pretrained(folder)
+    models = [opened, PeftModel.from_pretrained(kind.from_pretrained(tmp_path / "base"), folder)]
     if config.task_type == "TOKEN_CLS":
-        models.append(AutoModelForTokenClassification.from_pretrained(checkpoint))
+        models.append(AutoModelForTokenClassification.from_pretrained(folder))
     for again in models:
         assert_close(trainable.read(again.eval(), batch), expected, rtol=0, atol=1e-5)
     if kind.__name__.startswith("Seke"):
-        tagger = pipeline("token-classification", model=str(checkpoint), tokenizer=trainable.tokenizer)
+        tagger = pipeline("token-classification", model=str(folder), tokenizer=trainable.tokenizer)
         assert tagger("the graph cut") is not None
 
 
