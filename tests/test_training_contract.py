@@ -259,7 +259,7 @@ def test_micro_batches_add_up_to_the_whole_batch(balanced, trainable):
 # --- the stock Trainer ------------------------------------------------------------------------------------------------
 
 
-@for_each(every_day=ONE_EACH)
+@for_each(every_day=ONE_EACH[::3])  # the packages' own tests train, too
 def test_the_stock_trainer_lowers_the_loss_and_predicts(trainable, tmp_path):
     options = {"max_steps": trainable.steps, "learning_rate": trainable.rate}
     trainer = trainer_of(trainable.make(), trainable, tmp_path, **options)
