@@ -34,22 +34,13 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # a core
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WHOLE_WORDS = ("the", "of", "in", "and", "for", "is", "graph", "cut", "cuts", "network", "networks", "learning")
 MAX_LENGTH = 64
-# the longest: with two workers these come first, so that none of them runs alone at the end
-SLOW_FILES = (
-    "test_ray.py",
-    "test_hub_contract.py",
-    "test_serving.py",
-    "test_many_documents.py",
-    "test_quickstart_and_readme.py",
-    "test_training_contract.py",
-    "test_docs_code.py",
-    "test_notebooks.py",
-    "test_registration.py",
-)
+# the longest, of day and night: with two workers these come first, so that none of them runs alone at the end
+SLOW_FILES = """test_export test_serving test_lite test_run_over test_training_contract test_generation test_training test_app
+    test_hub_contract test_ray test_smollm2_models test_docs_code test_quickstart_and_readme test_notebooks""".split()
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in SLOW_FILES)  # stable
+    items.sort(key=lambda item: item.path.stem not in SLOW_FILES)  # stable
     gc.freeze()  # what is imported stays: the garbage collector need not read it again and again
     gc.set_threshold(50_000, 20)
 

@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from transformers import AutoConfig, BertConfig
+from transformers import BertConfig
 
 from modeling_seke import SekeConfig
 
@@ -56,13 +56,3 @@ def test_one_expert_per_token_warns_of_the_straight_through_router():
         warnings.simplefilter("error")
         SekeConfig(num_experts_per_tok=2)
         SekeConfig(num_experts_per_tok=1, use_moe=False)
-
-
-def test_a_configuration_survives_saving_with_its_backbone(tmp_path):
-    config = SekeConfig(text_config=BertConfig(hidden_size=48, num_attention_heads=4), num_experts=8, rnn_type="gru")
-    kept = config.to_dict()
-    config.save_pretrained(tmp_path)
-    again = AutoConfig.from_pretrained(tmp_path)
-    assert type(again) is SekeConfig
-    assert {**again.to_dict(), "_name_or_path": ""} == kept
-    assert again.get_text_config().hidden_size == 48
