@@ -158,7 +158,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(reentrant, trainable):
     assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@for_each()
+@for_each(every_day=ONE_EACH)
 @pytest.mark.parametrize("reentrant", [None, pytest.param(False, marks=pytest.mark.nightly), True])
 def test_two_forward_passes_before_one_backward_pass_do_not_mix(reentrant, trainable):
     found, batches = [], (trainable.batch(4), trainable.batch(2))
@@ -317,7 +317,11 @@ ADAPTED = [
 ]
 
 
-@pytest.mark.parametrize("trainable, options", ADAPTED, indirect=["trainable"])
+@pytest.mark.parametrize(
+    "trainable, options",
+    [pytest.param(name, options, marks=by_day(name in ONE_EACH)) for name, options in ADAPTED],
+    indirect=["trainable"],
+)
 def test_adapters_train_whole_heads_and_open_by_the_auto_class_of_their_task(trainable, options, tmp_path):
     trainable.make().save_pretrained(tmp_path / "base")
     kind, batch, folder = type(trainable.make()), trainable.batch(), tmp_path / "adapter"
