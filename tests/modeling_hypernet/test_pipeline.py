@@ -116,6 +116,10 @@ def test_answers_are_ranked_as_by_hand(tiny_tokenizer):
         assert abs(score - expected[tuple(span)]) < 1e-6
     best = rank_answers(CONTEXT, windows, 1, 3, False, 0.0)[0]
     assert (best["start"], best["end"]) == max(expected, key=expected.get)
+    first, *others = rank_answers(CONTEXT, windows, 10_000, 3, True, 0.0)
+    (null,) = (one["score"] for one in others if not one["answer"])
+    lowest = min(start[0] + end[0] for _, (start, end) in windows)
+    assert np.log(null / first["score"]) == pytest.approx(lowest - max(expected.values()), abs=0.1)
 
 
 def test_a_stock_model_answers_too(backbone_config, tiny_tokenizer, tmp_path):
