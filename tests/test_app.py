@@ -62,7 +62,7 @@ def test_the_keyphrases_of_the_pipeline_are_listed_and_marked(extract, options):
 
 
 def test_of_marks_that_overlap_the_longest_is_shown():
-    marks, text = [(4, 8, "1"), (0, 8, "2"), (8, 8, "3"), (9, 12, "4"), (10, 13, "5")], "tall oak, old"
+    marks, text = [(4, 8, "1"), (0, 8, "2"), (8, 8, "3"), (9, 12, "4"), (10, 13, "5"), (8, 10, "6")], "tall oak, old"
     assert marks_of(highlight(text, marks), text) == [("tall oak", "2"), (" ol", "4")]
 
 
