@@ -101,28 +101,6 @@ def test_two_threads_share_a_model_that_reads_or_trains(trainable, in_two_thread
     assert not torch.equal(expected[0][:3], expected[1])  # negative control
 
 
-@for_each([name for name in TRAINABLE if name.startswith(("MoeSumm", "Lexicon"))], ONE_EACH)
-@pytest.mark.parametrize("reentrant", [pytest.param(False, marks=pytest.mark.nightly), True])
-def test_two_threads_that_recompute_layers_have_the_gradients_of_one(reentrant, trainable, in_two_threads):
-    """By the gradient of the embeddings: that of the parameters is one sum over both threads."""
-    model = without_randomness(trainable.make()).requires_grad_(False)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-
-    def train(i):
-        batch, found = dict(trainable.collate(trainable.rows[i : i + 4])), []
-        embeds = model.get_input_embeddings()(batch.pop("input_ids"))
-        for _ in range(4):
-            x = embeds.detach().requires_grad_()
-            model(inputs_embeds=x, **batch).loss.backward()
-            found.append(x.grad)
-        return torch.stack(found)
-
-    expected = [train(0), train(1)]
-    for found, wanted in zip(in_two_threads(train), expected, strict=True):
-        assert_close(found, wanted, rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(expected[0], expected[1], atol=1e-4)
-
-
 @for_each([name for name in TRAINABLE if not name.startswith(("SEKE", "hypernet")) and "classes" not in name], ONE_EACH)
 def test_two_threads_write_what_one_writes(trainable, in_two_threads):
     model, options = trainable.make(), {"max_new_tokens": 5}
