@@ -30,12 +30,12 @@ SAMPLE = (
 
 
 def for_visitors(answer: Callable) -> Callable:
-    """A method of `Answers` for the page, which shows an error that a visitor can fix as one line."""
+    """A method of `Answers` for the page, which shows an error that a visitor can fix as one line, and JSON without lone surrogates."""
 
     @wraps(answer)
     def run(self, *values):
         try:
-            return answer(self, *values)
+            return answer(self, *(re.sub("[\ud800-\udfff]", "\ufffd", x) if isinstance(x, str) else x for x in values))
         except (ValueError, ImportError) as error:
             raise gr.Error(escape(str(error)), print_exception=False) from error  # Gradio shows messages as HTML
 

@@ -99,10 +99,6 @@ class LinearChainCrf(nn.Module):
         for parameter in self.parameters():
             init.uniform_(parameter, -0.1, 0.1)
 
-    def extra_repr(self) -> str:
-        """See `nn.Module`."""
-        return f"num_tags={self.num_tags}"
-
     def log_likelihood(self, emissions: torch.Tensor, tags: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """emissions (B, S, C), tags (B, S), mask (B, S) -> log p(tags | emissions) (B,), 0 for a row without positions."""
         chain, valid, e, end = self._align(emissions, mask)

@@ -45,7 +45,7 @@ class HypernetForTokenClassification(HypernetPreTrainedModel):
 
     @classmethod
     def pipelines(cls) -> dict[str, type]:
-        """See `SelfContainedCheckpointMixin`."""
+        """See `LexpertsModelMixin`."""
         return {"keyphrase-extraction": KeyphraseExtractionPipeline}
 
     def __init__(self, config: HypernetConfig):
@@ -209,7 +209,7 @@ class HypernetForQuestionAnswering(HypernetPreTrainedModel):
 
     @classmethod
     def pipelines(cls) -> dict[str, type]:
-        """See `SelfContainedCheckpointMixin`."""
+        """See `LexpertsModelMixin`."""
         from .pipeline_extractive_qa import ExtractiveQAPipeline
 
         return {"extractive-qa": ExtractiveQAPipeline}

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -142,8 +143,7 @@ def csv_rows(file: Iterable[str], delimiter: str) -> Iterator[tuple[str, Any]]:
     """The rows, each after the line on which it ends. Raises a `ValueError` for two columns of the same name."""
     csv.field_size_limit(sys.maxsize)
     reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-    names = list(reader.fieldnames or ())
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := [name for name, count in Counter(reader.fieldnames or ()).items() if count > 1]:
         raise ValueError(f"it has two columns {twice[0]!r}")
     while True:
         try:

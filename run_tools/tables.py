@@ -45,7 +45,7 @@ def write_table(lines: Path, output: Path, suffix: str, types: Mapping) -> None:
         names = {name: None for group in groups(lines) for row in group for name in flatten(row) if name != "error"}
         with output.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, [*names, "error"], "", delimiter=DELIMITERS[suffix])
-            writer.writeheader()
+            writer.writerow(flatten({name: name for name in writer.fieldnames}))
             writer.writerows(flatten(row) for group in groups(lines) for row in group)
         return
     import pyarrow

@@ -34,22 +34,15 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)  # a core
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WHOLE_WORDS = ("the", "of", "in", "and", "for", "is", "graph", "cut", "cuts", "network", "networks", "learning")
 MAX_LENGTH = 64
-# the longest: with two workers these come first, so that none of them runs alone at the end
+# the longest, of day and night: with two workers these come first, so that none of them runs alone at the end
 SLOW_FILES = (
-    "test_ray.py",
-    "test_hub_contract.py",
-    "test_serving.py",
-    "test_many_documents.py",
-    "test_quickstart_and_readme.py",
-    "test_training_contract.py",
-    "test_docs_code.py",
-    "test_notebooks.py",
-    "test_registration.py",
-)
+    "test_export", "test_serving", "test_lite", "test_run_over", "test_training_contract", "test_generation", "test_training", "test_app",
+    "test_hub_contract", "test_ray", "test_smollm2_models", "test_docs_code", "test_quickstart_and_readme", "test_notebooks",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in SLOW_FILES)  # stable
+    items.sort(key=lambda item: item.path.stem not in SLOW_FILES)  # stable
     gc.freeze()  # what is imported stays: the garbage collector need not read it again and again
     gc.set_threshold(50_000, 20)
 
@@ -92,26 +85,14 @@ def backbone_config(tiny_tokenizer):
         "pad_token_id": tiny_tokenizer.pad_token_id,
     }
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    cls, sep = tiny_tokenizer.cls_token_id, tiny_tokenizer.sep_token_id
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    local = {"embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1, "local_attention": 8}
+    first = dict.fromkeys(("cls_token_id", "bos_token_id"), tiny_tokenizer.cls_token_id)
+    last = dict.fromkeys(("sep_token_id", "eos_token_id"), tiny_tokenizer.sep_token_id)
     kinds = {
         "bert": (BertConfig, dropout),
-        "deberta-v2": (
-            DebertaV2Config,
-            {**dropout, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False},
-        ),
-        "modernbert": (
-            ModernBertConfig,
-            {
-                "embedding_dropout": 0.1,
-                "attention_dropout": 0.1,
-                "mlp_dropout": 0.1,
-                "local_attention": 8,
-                "cls_token_id": cls,
-                "bos_token_id": cls,
-                "sep_token_id": sep,
-                "eos_token_id": sep,
-            },
-        ),
+        "deberta-v2": (DebertaV2Config, dropout | relative),
+        "modernbert": (ModernBertConfig, local | first | last),
     }
 
     def build(name="bert", **changes):

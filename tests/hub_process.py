@@ -43,14 +43,6 @@ def digest(model) -> str:
     return sha.hexdigest()
 
 
-def change(model):
-    """Makes another model of it."""
-    import torch
-
-    with torch.no_grad():
-        list(model.parameters())[-1].add_(0.5)
-
-
 def call(run, inputs, options):
     """The results of a pipeline as JSON has them."""
     results = run(**inputs, **options) if "question" in inputs else run(inputs, **options)
@@ -88,9 +80,9 @@ def describe(case, checkpoint, trust=True) -> dict:
     return entry
 
 
-def refuses(case, checkpoint, match, **options) -> bool:
+def refuses(case, checkpoint, match) -> bool:
     try:
-        auto_class(case).from_pretrained(checkpoint, **options)
+        auto_class(case).from_pretrained(checkpoint)
     except (OSError, ValueError) as error:
         return match in str(error)
     return False
@@ -154,42 +146,25 @@ def push(folder, cases):
     ModelCard("---\nlicense: bsd-3-clause\nlanguage: sl\n---\n# Backbone").push_to_hub(BASE)
     for name, case in cases.items():
         if case["repositories"]:
-            results[name]["pushed"] = push_all(name, case, folder / name)
-            results[name]["pulled"] = pull_all(name, case, list(results[name]["pushed"]["revisions"]))
+            results[name]["adapter"] = push_all(name, case, folder / name)
+            results[name]["pulled"] = pull_all(name, case)
     results["run"] = push_run(cases["seke-bert"], folder / "seke-bert")
     push_cards(folder)
     return results
 
 
-def push_all(name, case, folder) -> dict:
-    """A pipeline, a model, revisions of a private model, and an adapter -> the weights of each."""
+def push_all(name, case, folder) -> str:
+    """A pipeline, a model, and an adapter -> the weights of the last."""
     import torch
-    from huggingface_hub import HfApi
     from peft import LoraConfig, get_peft_model
     from transformers import pipeline
 
-    run, api = pipeline(list(case["tasks"])[-1], model=str(folder)), HfApi()
-    model, private = run.model, f"tester/{name}-private"
-    if getattr(model.config, "text_config", None):
-        model.config.text_config.name_or_path = BASE
+    run = pipeline(list(case["tasks"])[-1], model=str(folder))
+    if getattr(run.model.config, "text_config", None):
+        run.model.config.text_config.name_or_path = BASE
     run.push_to_hub(f"tester/{name}", tags=["mine"])
-    model.push_to_hub(f"tester/{name}-model")
-    run.tokenizer.push_to_hub(f"tester/{name}-model")
-
-    model.push_to_hub(private, private=True)
-    digests = {"v1": digest(model)}
-    api.create_tag(private, tag="v1")
-    change(model)
-    model.push_to_hub(private)
-    digests["main"] = digest(model)
-    change(model)
-    request = model.push_to_hub(private, create_pr=True).pr_revision
-    digests[request] = digest(model)
-    api.create_branch(private, branch="dev")
-    change(model)
-    model.push_to_hub(private, revision="dev")
-    digests["dev"] = digest(model)
-
+    for part in (run.model, run.tokenizer):
+        part.push_to_hub(f"tester/{name}-model")
     base = auto_class(case).from_pretrained(f"tester/{name}-model")
     has_own = hasattr(base, "lora_config")  # ExHiRD has none
     config = base.lora_config(r=2) if has_own else LoraConfig(r=2, target_modules=["word_state"])
@@ -198,40 +173,27 @@ def push_all(name, case, folder) -> dict:
         if p.requires_grad:
             torch.nn.init.normal_(p, std=0.2)
     adapted.push_to_hub(f"tester/{name}-adapter")
-    return {"revisions": digests, "adapter": digest(adapted)}
+    return digest(adapted)
 
 
-def pull_all(name, case, revisions) -> dict:
-    """Revisions and adapters from the Hub -> the weights of each, and what the pipeline returns."""
+def pull_all(name, case) -> dict:
+    """The weights of the adapter from the Hub, over its base and alone, and what the pipeline returns."""
     import peft
 
-    auto, private, adapter = auto_class(case), f"tester/{name}-private", f"tester/{name}-adapter"
-    alone = getattr(peft, case["auto"].replace("Auto", "AutoPeft"))
+    adapter, alone = f"tester/{name}-adapter", getattr(peft, case["auto"].replace("Auto", "AutoPeft"))
     # peft has no task type for ExHiRD and imports the base's class by its name
     allowed = {"import_allowlist": ["modeling_exhird.modeling_exhird"]} if name.startswith("exhird") else {}
-    base = auto.from_pretrained(f"tester/{name}-model")
-    return {
-        "stranger": refuses(case, private, private, token=False),
-        "revisions": {revision: digest(auto.from_pretrained(private, revision=revision)) for revision in revisions},
-        "adapter": digest(peft.PeftModel.from_pretrained(base, adapter)),
-        "adapter alone": digest(alone.from_pretrained(adapter, **allowed)),
-        "pipeline": describe(case, f"tester/{name}", trust=False)["results"],
-    }
+    base = auto_class(case).from_pretrained(f"tester/{name}-model")
+    opened = [peft.PeftModel.from_pretrained(base, adapter), alone.from_pretrained(adapter, **allowed)]
+    return {"adapter": [*map(digest, opened)], "results": describe(case, f"tester/{name}", trust=False)["results"]}
 
 
 def push_run(case, folder) -> list[str]:
-    """A training run that pushes its checkpoints, a run without training, and `save_pretrained(push_to_hub=True)`.
-
-    Returns the weights of the trained model, of the repository, and of its last checkpoint.
-    """
+    """A training run that pushes its checkpoints -> the weights of the trained model, of the repository, and of its last checkpoint."""
     from transformers import AutoTokenizer, Trainer, TrainingArguments
 
     model, tokenizer = auto_class(case).from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "push_to_hub": True}
-    arguments = TrainingArguments("saved", hub_model_id="tester/untrained", **quiet)
-    Trainer(model, arguments, processing_class=tokenizer).push_to_hub()
-    model.save_pretrained("saved-model", push_to_hub=True, repo_id="tester/saved")
-    tokenizer.push_to_hub("tester/saved")
     row = tokenizer(TEXT)
     rows = [{**row, "labels": [i % 3 for i in range(len(row["input_ids"]))]}] * 4
     arguments = TrainingArguments(
@@ -246,23 +208,16 @@ def push_run(case, folder) -> list[str]:
 
 
 def push_cards(folder):
-    """Models with a card of their own, in their folder or on the Hub, and a model of another library."""
-    from huggingface_hub import HfApi, ModelCard
-    from transformers import BertConfig, BertForTokenClassification, pipeline
+    """A model whose card on the Hub was written by hand."""
+    from huggingface_hub import ModelCard
+    from transformers import pipeline
 
     os.chdir(folder)  # the card names the folder as it was given
-    extract = pipeline("keyphrase-extraction", model="trained", device="cpu")
+    extract = pipeline("keyphrase-extraction", model="seke-bert", device="cpu")
     extract.push_to_hub("tester/changed")
-    HfApi().create_repo("tester/request")
-    extract.push_to_hub("tester/request", create_pr=True)
     ModelCard("---\nlicense: mit\n---\n# Written by hand").push_to_hub("tester/changed")
     extract.push_to_hub("tester/changed")
     extract.model.push_to_hub("tester/changed")
-    labels = {0: "O", 1: "B", 2: "I"}
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    config = BertConfig(**sizes, id2label=labels, label2id={label: i for i, label in labels.items()})
-    bert = BertForTokenClassification(config)
-    pipeline("keyphrase-extraction", model=bert, tokenizer=extract.tokenizer).push_to_hub("tester/bert")
 
 
 ROLES = {"push": push, "open": open_checkpoints, "cached": open_cached}

@@ -1,4 +1,4 @@
-"""A Hub in memory on loopback, for huggingface_hub's own client: repositories, revisions, pull requests, uploads, downloads.
+"""A Hub in memory on loopback, for huggingface_hub's own client: repositories, uploads, downloads.
 
 `with LoopbackHub() as hub`: a process with the environment `hub.env` uses it. Large files are uploaded by the "basic" protocol of
 LFS. `hub.unknown` lists requests that no route answers.
@@ -38,10 +38,9 @@ class Repo:
 
     def __init__(self, id, type, private=False):
         self.id, self.type, self.private = id, type, private
-        self.commits, self.branches, self.tags = {}, {}, {}
-        self.commit(
-            "main", "initial commit", {".gitattributes": (b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n", None)}
-        )
+        self.commits, self.branches = {}, {}
+        attributes = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+        self.commit("main", "initial commit", {".gitattributes": (attributes, None)})
 
     def commit(self, branch, title, tree, parent=None):
         parent = parent or self.branches.get(branch)
@@ -52,9 +51,7 @@ class Repo:
         return sha
 
     def resolve(self, revision):
-        return (
-            self.branches.get(revision) or self.tags.get(revision) or (revision if revision in self.commits else None)
-        )
+        return self.branches.get(revision) or (revision if revision in self.commits else None)
 
     def commit_of(self, revision):
         if (sha := self.resolve(revision)) is None:
@@ -195,34 +192,6 @@ def list_paths(request, type, id, revision):
     return [describe_file(path, *tree[path]) for path in wanted if path in tree]
 
 
-def list_refs(request, type, id):
-    def entries(kind, refs):
-        return [{"name": name, "ref": f"{kind}{name}", "targetCommit": sha} for name, sha in refs.items()]
-
-    repo = request.repo(type, id)
-    requests = {name: sha for name, sha in repo.branches.items() if name.startswith("refs/pr")}
-    branches = {name: sha for name, sha in repo.branches.items() if name not in requests}
-    found = {"branches": entries("refs/heads/", branches), "tags": entries("refs/tags/", repo.tags)}
-    return {**found, "converts": [], "pullRequests": entries("", requests)}
-
-
-def create_branch(request, type, id, revision):
-    request.require_token()
-    repo = request.repo(type, id)
-    if revision in repo.branches:
-        raise HubError(409, "Reference already exists")
-    start = (json.loads(request.content or b"{}") or {}).get("startingPoint") or "main"
-    repo.branches[revision] = repo.commit_of(start)["id"]
-    return {}
-
-
-def create_tag(request, type, id, revision):
-    request.require_token()
-    repo = request.repo(type, id)
-    repo.tags[json.loads(request.content)["tag"]] = repo.commit_of(revision)["id"]
-    return {}
-
-
 def plan_upload(request, type, id, revision):
     request.require_token()
     tree, files = request.repo(type, id).commit_of(revision)["tree"], []
@@ -272,12 +241,8 @@ def commit(request, type, id, revision):
             del tree[value["path"]]
         else:
             raise HubError(400, f"no such operation: {kind}")
-    branch, opened = revision, {}
-    if request.query.get("create_pr"):
-        number = 1 + sum(name.startswith("refs/pr/") for name in repo.branches)
-        branch, opened = f"refs/pr/{number}", {"pullRequestUrl": f"{request.hub.url}/{id}/discussions/{number}"}
-    sha = repo.commit(branch, title, tree, parent)
-    return {**opened, "success": True, "commitOid": sha, "commitUrl": f"{request.hub.url}/{id}/commit/{sha}"}
+    sha = repo.commit(revision, title, tree, parent)
+    return {"success": True, "commitOid": sha, "commitUrl": f"{request.hub.url}/{id}/commit/{sha}"}
 
 
 def download(request, id, revision, path, type="model"):
@@ -306,9 +271,6 @@ ROUTES = [
     ("GET", REPO + "/revision" + REVISION, repo_info),
     ("GET", REPO + "/tree" + REVISION + "(?P<path>/.*)?", list_tree),
     ("POST", REPO + "/paths-info" + REVISION, list_paths),
-    ("GET", REPO + "/refs", list_refs),
-    ("POST", REPO + "/branch" + REVISION, create_branch),
-    ("POST", REPO + "/tag" + REVISION, create_tag),
     ("POST", REPO + "/preupload" + REVISION, plan_upload),
     ("POST", REPO + "/commit" + REVISION, commit),
     ("POST", FILES + r"\.git/info/lfs/objects/batch", plan_lfs),

@@ -1,8 +1,6 @@
 # needs: app
 """The demo app: what its tabs compute and refuse, its API, and where its page comes from."""
 
-# needs: app
-
 import re
 from urllib.request import urlopen
 
@@ -64,8 +62,14 @@ def test_the_keyphrases_of_the_pipeline_are_listed_and_marked(extract, options):
 
 
 def test_of_marks_that_overlap_the_longest_is_shown():
-    marks, text = [(4, 8, "1"), (0, 8, "2"), (8, 8, "3"), (9, 12, "4"), (10, 13, "5")], "tall oak, old"
+    marks, text = [(4, 8, "1"), (0, 8, "2"), (8, 8, "3"), (9, 12, "4"), (10, 13, "5"), (8, 10, "6")], "tall oak, old"
     assert marks_of(highlight(text, marks), text) == [("tall oak", "2"), (" ol", "4")]
+
+
+def test_a_lone_surrogate_which_no_response_can_hold_is_an_unknown_character(extract):
+    answers = Answers(extract)
+    for tab in (lambda text: answers.keyphrases(text, False, "", 0, 9), answers.experts):
+        assert tab("graph \ud800 cuts")[0]["text"] == "graph \ufffd cuts"
 
 
 def test_each_word_has_its_expert(extract, tiny_seke):

@@ -46,16 +46,21 @@ def test_results_are_of_clean_commits_and_a_row_replaces_that_of_its_key(benchma
 # --- speed ----------------------------------------------------------------------------------------------------------
 
 
-def test_calls_take_turns_and_composing_is_timed(benchmark_module, results, capsys):
+def test_calls_take_turns(benchmark_module):
     called: list[str] = []
-    speed = benchmark_module("speed")
-    row = speed.measure("some", {name: lambda name=name: called.append(name) for name in ("slow", "fast")}, 2)
+    calls = {name: lambda name=name: called.append(name) for name in ("slow", "fast")}
+    row = benchmark_module("speed").measure("some", calls, 2)
     assert called == ["slow", "fast"] * 4 and len(row["times"]["slow"]["rounds_ms"]) == 2
-    speed.main(["--only", "compose", "--shape", "tiny", "--rounds", "1"])
+
+
+@pytest.mark.nightly
+def test_composing_is_timed(benchmark_module, results):
+    benchmark_module("speed").main(["--only", "compose", "--shape", "tiny", "--rounds", "1"])
     (row,) = results("speed")
     assert row["what"] == "compose" and row["memory_mib"]["lexperts"] > 0
 
 
+@pytest.mark.nightly
 def test_a_training_step_has_the_loss_of_the_stock_model(benchmark_module):
     torch = benchmark_module("torch")
     torch.manual_seed(0)
@@ -137,7 +142,6 @@ def test_experts_are_compared_with_what_their_words_are(benchmark_module, folder
     roles.main([str(tmp_path / "a.jsonl"), "--model", folder])
     lines = capsys.readouterr().out.splitlines()
     assert [line[:16].strip() for line in lines[1:4]] == ["word", "punctuation", "stop word"]
-    assert "nan" in next(line for line in lines if line.startswith("part of speech"))
     shares = [float(number) for number in lines[-1].split()[3:]]
     assert sum(shares) == pytest.approx(1, abs=0.02)
 
@@ -145,6 +149,7 @@ def test_experts_are_compared_with_what_their_words_are(benchmark_module, folder
 # --- other models ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_a_mixture_of_trained_experts_keeps_a_share_of_each_gain(benchmark_module, tmp_path, tiny_tokenizer):
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -164,23 +169,12 @@ def test_a_mixture_of_trained_experts_keeps_a_share_of_each_gain(benchmark_modul
     assert set(rows["ridge, top 2"]["domains"]) == set(modular.DOMAINS)
 
 
-def test_the_first_words_are_scored_as_summaries(benchmark_module, results, tmp_path):
-    pytest.importorskip("rouge_score")
-    row = {"document": "Graph cuts solve energy problems in vision.", "summary": "Graph cuts solve energy problems."}
-    for name in ("scitldr", "mts_dialog"):
-        for split in ("train", "test"):
-            write_rows(tmp_path / "summarization" / name / f"{split}.jsonl", [row] * 3)
-    benchmark_module("smollm2").main(["--data", str(tmp_path), "--tasks", "summaries", "--systems", "lead"])
-    assert [row["scores"]["rouge1"] for row in results("smollm2")] == [[100.0, 100.0, 100.0]] * 2
-
-
 def test_definitions_and_tags_are_scored_by_their_rules(benchmark_module):
     pytest.importorskip("rouge_score")
     pytest.importorskip("sacrebleu")
     smollm2 = benchmark_module("smollm2")
-    rows = [
-        {"term": "bank", "context": str(i), "definition": text} for i, text in enumerate(("land by a river.", "a firm"))
-    ]
+    senses = enumerate(("land by a river.", "a firm"))
+    rows = [{"term": "bank", "context": str(i), "definition": text} for i, text in senses]
     scores = smollm2.score_definitions(rows, ["a firm", "a firm"])
     assert scores["ROUGE-L, any sense"][0] == 100 and scores["ROUGE-L, same context"][0] < 100
     rows = [{"title": "Log files", "text": "They grow.", "keyphrases": ["log files", "logrotate"]}]

@@ -13,9 +13,12 @@ import pytest
 import typer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
 
+import merge_tools
 from lexperts.cli import build_app
 from lexperts.recipes import TRAIN
+from lexperts_lite.call_options import OPTIONS
 from modeling_exhird import ExhirdConfig, ExhirdTokenizer
 from run_tools.arguments import make_parser
 from tests.merge_tools.conftest import save_expert
@@ -203,14 +206,27 @@ def test_the_readme_is_short_and_has_no_relative_links():
 
 
 @pytest.mark.parametrize("page", ["README.md", "llms.txt"])
-def test_every_block_stands_for_itself(page):
-    assert [unknown_names(block) for block in blocks_of(page, "python")] == [set()] * len(blocks_of(page, "python"))
+def test_every_block_stands_for_itself_and_imports_what_exists(page):
+    for block in blocks_of(page, "python"):
+        assert unknown_names(block) == set()
+        imports = [node for node in ast.walk(ast.parse(block)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+        exec("\n".join(map(ast.unparse, imports)), {})
+    assert set(re.findall(r'pipeline\("([\w-]+)"', TEXTS[page])) <= set(PIPELINE_REGISTRY.get_supported_tasks())
 
 
-def block_of(page: str, part: str) -> str:
-    """The Python block of a page with this part."""
-    (block,) = [block for block in blocks_of(page, "python") if part in block]
-    return block
+def test_the_page_for_coding_agents_has_all_options_and_its_blocks_run():
+    page, (keyphrases, merging, *_) = TEXTS["llms.txt"], blocks_of("llms.txt", "python")
+    listed = re.findall(r"`(\w+)`", re.search(r"Options of a call: (.*?)\. There", page, re.S).group(1))
+    assert sorted(listed) == sorted([*OPTIONS, "batch_size"])
+    recipe = run(merging.split("merge_tools.compose")[0])["recipe"]
+    assert [expert.source_model for expert in merge_tools.read_recipe(recipe).experts] == [
+        "llama-law",
+        "llama-medicine",
+    ]
+    pytest.importorskip("lexperts_seke_minilm", reason="the default model is not installed")
+    names = run(keyphrases)
+    assert names["first"][0] == "tidal barrage" and len(names["many"]) == 2
+    assert [phrase["keyphrase"] for phrase in names["scored"]] == ["graph cut", "maximum flow"]
 
 
 def tiny_tokenizer():
@@ -252,21 +268,3 @@ def run(code: str) -> dict:
         else:
             exec(part, space)
     return space
-
-
-def test_keyphrases_are_extracted_by_the_lines_of_the_pages(checkpoints, monkeypatch, capsys):
-    monkeypatch.chdir(checkpoints)
-    run(block_of("keyphrases.md", "a title: each keyphrase"))
-    one, several, *of_each, titled = map(ast.literal_eval, capsys.readouterr().out.splitlines())
-    assert one and [phrases[0] for phrases in several[:1]] == one[:1] and len(several) == len(of_each) == 2
-    assert all(phrase["field"] in ("title", "text") for phrase in titled) and titled
-    assert run(block_of("README.md", "# on tidal power"))["phrase"]["mentions"]
-
-
-def test_the_output_of_the_page_has_the_offsets_of_the_text():
-    text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8")
-    section = TEXTS["keyphrases.md"].split("\n## Your own candidates\n")[1].split("\n## ")[0]
-    (shown,) = re.findall(r"```text\n(.*?)```", section, re.S)
-    tidal, tide, absent = ast.literal_eval(shown)
-    assert [text[c["start"] : c["end"]] for c in (tidal, tide)] == ["tidal barrage", "tide"]
-    assert absent["score"] is None and absent["keyphrase"] not in text

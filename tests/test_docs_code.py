@@ -19,7 +19,8 @@ import pytest
 import spacy
 import torch
 import yaml
-from transformers import BertConfig, BertModel, PreTrainedModel, pipeline, set_seed
+from datasets import Dataset
+from transformers import BartForConditionalGeneration, BertModel, LlamaForCausalLM, PreTrainedModel, pipeline, set_seed
 
 import merge_tools
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
@@ -66,10 +67,12 @@ def statements(page: str) -> list[str]:
 def backbones(tmp_path_factory):
     """A folder with backbones under the names of the pages, with rows to train on."""
     folder = tmp_path_factory.mktemp("backbones")
+    summariser, decoder = summariser_config(), decoder_config()
+    summariser.max_position_embeddings = decoder.max_position_embeddings = 1024
     for name in ("microsoft/deberta-v3-base", "bert-base-cased", "allenai/scibert_scivocab_uncased"):
-        save_model(tiny_encoder(), folder / name)
-    save_model(tiny_summariser(), folder / "facebook/bart-large")
-    save_model(tiny_decoder(), folder / "HuggingFaceTB/SmolLM2-135M-Instruct", eos_token="[SEP]")
+        save_model(BertModel(encoder_config()), folder / name)
+    save_model(BartForConditionalGeneration(summariser), folder / "facebook/bart-large")
+    save_model(LlamaForCausalLM(decoder), folder / "HuggingFaceTB/SmolLM2-135M-Instruct", eos_token="[SEP]")
     for name, rows in ROWS.items():
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     rows = map(json.loads, (ROOT / "examples" / "corpus" / "test.jsonl").read_text(encoding="utf-8").splitlines()[:8])
@@ -78,31 +81,6 @@ def backbones(tmp_path_factory):
     for name in ("validation.jsonl", "test.jsonl", "labelled.jsonl"):
         (folder / name).write_text(labelled, encoding="utf-8")
     return folder
-
-
-def tiny_encoder():
-    """A BERT with random weights."""
-    from transformers import BertModel
-
-    return BertModel(encoder_config())
-
-
-def tiny_summariser():
-    """A BART with random weights."""
-    from transformers import BartForConditionalGeneration
-
-    config = summariser_config()
-    config.max_position_embeddings = 1024
-    return BartForConditionalGeneration(config)
-
-
-def tiny_decoder():
-    """A Llama with random weights."""
-    from transformers import LlamaForCausalLM
-
-    config = decoder_config()
-    config.max_position_embeddings = 1024
-    return LlamaForCausalLM(config)
 
 
 def save_model(model: PreTrainedModel, folder, **tokens) -> None:
@@ -120,10 +98,9 @@ def prepare(page: str, folder) -> None:
         for part in (tiny_llama(), llama_tokenizer()):
             part.save_pretrained(folder / "HuggingFaceTB/SmolLM2-135M")
     if page.startswith("definitions"):
-        save_model(tiny_lexicon(LexiconForCausalLM, max_position_embeddings=256), folder / "mixture")
-        save_model(
-            tiny_lexicon(LexiconForSequenceClassification, max_position_embeddings=256, num_labels=1), folder / "reward"
-        )
+        sizes = {"max_position_embeddings": 256}
+        save_model(tiny_lexicon(LexiconForCausalLM, **sizes), folder / "mixture")
+        save_model(tiny_lexicon(LexiconForSequenceClassification, **sizes, num_labels=1), folder / "reward")
     if page.startswith("merging"):
         (recipe,) = (block for block in blocks_of("README.md", "yaml") if "experts:" in block)
         for seed, name in enumerate(("llama-base", "llama-law", "llama-medicine")):
@@ -135,8 +112,6 @@ def prepare(page: str, folder) -> None:
         rows = [row | {"dataset": name} for row in SUMMARIES[::3] for name in ("papers", "clinic")]
         (folder / "summaries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     if page == "many_documents.md":
-        from datasets import Dataset
-
         (folder / "documents").mkdir()
         Dataset.from_list(ROWS["documents.jsonl"]).to_parquet(folder / "documents" / "0.parquet")
     for name in ("runs/seke-minilm", "runs/seke-german", "runs/mine", "runs/seke"):
@@ -161,9 +136,8 @@ def test_every_page_runs(page, checkpoints, backbones, tmp_path, monkeypatch):  
 def labelled_documents(number: int, seed: int) -> str:
     """JSON Lines of random words, some of which are always keyphrases."""
     draw, keys = random.Random(seed), ("graph", "problem", "cut")
-    rows = [
-        [draw.choice((*keys, "the", "of", "a", "is", "learning", "solve")) for _ in range(12)] for _ in range(number)
-    ]
+    words = (*keys, "the", "of", "a", "is", "learning", "solve")
+    rows = [[draw.choice(words) for _ in range(12)] for _ in range(number)]
     rows = [{"text": ". ".join(row), "keyphrases": sorted(set(row) & set(keys))} for row in rows]
     return "".join(json.dumps(row) + "\n" for row in rows)
 
@@ -172,8 +146,9 @@ def labelled_documents(number: int, seed: int) -> str:
 def test_the_script_of_the_training_page_trains_a_model_that_finds_keyphrases(tmp_path, monkeypatch):
     """The base, the checkpoints on the way and the final folder open, and the last checkpoint is the final model."""
     set_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-    save_model(BertModel(BertConfig(**(encoder_config().to_dict() | sizes))), tmp_path / "microsoft/deberta-v3-base")
+    config = encoder_config()
+    config.update({"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64})
+    save_model(BertModel(config), tmp_path / "microsoft/deberta-v3-base")
     monkeypatch.chdir(tmp_path)
     for seed, (name, number) in enumerate({"train.jsonl": 160, "test.jsonl": 40}.items()):
         (tmp_path / name).write_text(labelled_documents(number, seed), encoding="utf-8")

@@ -15,41 +15,27 @@ manager = pytest.importorskip("jupyter_client.manager")
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
-TINY = {
+TINY = {  # a setting, files that are written, and a part of the output
     "keyphrases_of_a_csv": ("TOP_K = 2", ["papers.csv", "papers.keyphrases.csv"], "tidal"),
     "fine_tune_on_your_labels": ("STEPS = 1", ["my-keyphrase-model/model.safetensors"], "after"),
-    "merge_three_experts": (
-        "STEPS = 2",
-        ["merged-experts/mixture/config.json"],
-        "MixtralForCausalLM",
-    ),
+    "merge_three_experts": ("STEPS = 2", ["merged-experts/mixture/config.json"], "MixtralForCausalLM"),
     "train_and_merge_real_llamas": (
         'BASE = "base"; STEPS = 1',
         ["real-llamas/mixture/gate_statistics/code.safetensors"],
         "held-out tokens of licences",
     ),
 }
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 @pytest.fixture(scope="module")
 def kernel():
     """A kernel for all notebooks, so that torch is imported once; each begins with an empty namespace."""
     kernel = manager.KernelManager(kernel_name="python3")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-        "TQDM_DISABLE": "1",
-    }
-    kernel.start_kernel(env=environment)
+    own = {"PYTHONPATH": str(ROOT), "PYDEVD_DISABLE_FILE_VALIDATION": "1", "TQDM_DISABLE": "1"}
+    kernel.start_kernel(env={**os.environ, **own})
     yield kernel
     kernel.shutdown_kernel(now=True)
-
-
-def parameters(notebook) -> dict:
-    """The cell with the settings."""
-    (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
-    return cell
 
 
 def test_each_notebook_is_tested():
@@ -57,11 +43,11 @@ def test_each_notebook_is_tested():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each_notebook
 def test_a_notebook_runs_from_top_to_bottom(path, kernel, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     setting, files, output = TINY[path.stem]
-    cell = parameters(notebook)
+    (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     assert f"\n{setting.split(' = ')[0]} = " in f"\n{cell.source}"
     cell.source += f"\n{setting}"
     if "BASE" in setting:
@@ -73,7 +59,7 @@ def test_a_notebook_runs_from_top_to_bottom(path, kernel, tmp_path):
     assert output in str([cell.get("outputs") for cell in notebook.cells])
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@each_notebook
 def test_a_notebook_is_saved_without_outputs_and_explains_its_cells(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)

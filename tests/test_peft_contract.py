@@ -1,7 +1,7 @@
 """What peft's tuners do with every model class: adapters train, are saved, loaded, merged, exchanged and mixed.
 
-Each class is tried with each tuner on its linear layers, and, where it has stacked experts, with LoRA on these
-(`target_parameters`).
+Each class is tried with LoRA on its linear layers, and, where it has stacked experts, on these (`target_parameters`); with
+the other tuners at night.
 """
 
 from dataclasses import dataclass, field, replace
@@ -48,24 +48,23 @@ class Case:
         torch.manual_seed(0)
         return self.bare(model.config).eval()
 
-    def batch(self) -> dict[str, torch.Tensor]:
-        batch = self.trainable.batch(2)
-        if self.bare is not None:
-            batch = {name: x for name, x in batch.items() if name not in ("labels", "word_start_mask")}
-        return batch
-
-    def output(self) -> str:
-        return "last_hidden_state" if self.bare else self.trainable.output
+    def outputs(self, model):
+        without = ("labels", "word_start_mask") if self.bare else ()
+        return model(**{name: x for name, x in self.trainable.batch(2).items() if name not in without})
 
     def read(self, model) -> torch.Tensor:
         with torch.no_grad():
-            return model(**self.batch())[self.output()].clone()
+            return self.outputs(model)["last_hidden_state" if self.bare else self.trainable.output].clone()
+
+    def targets(self, on: str) -> dict:
+        return {"target_modules": self.linears} if on == "linears" else {"target_parameters": self.experts, "r": 2}
 
 
 ENCODER = ["query", "value", "intermediate.dense"]
 TO_SAVE = ["reader", "meta_encoder"]
 LEXICON = {"linears": ["q_proj", "v_proj"], "experts": ["experts.gate_up_proj", "experts.down_proj"]}
 LEXICON |= {"options": ONE_LAYER["Lexicon"]}
+DEPUTIES = ["experts.up_proj", "experts.down_proj"]
 CASES = {
     "SEKE bert": {
         "task": "TOKEN_CLS",
@@ -80,20 +79,27 @@ CASES = {
     "MoeSumm bart": {
         "task": "SEQ_2_SEQ_LM",
         "linears": ["q_proj", "v_proj", "fc1", "fc2"],
-        "experts": ["experts.up_proj", "experts.down_proj"],
+        "experts": DEPUTIES,
         "options": ONE_LAYER["MoeSumm"],
     },
     "MoeSummCausal llama": {
         "task": "CAUSAL_LM",
         "linears": ["q_proj", "v_proj", "gate_proj", "down_proj"],
-        "experts": ["experts.up_proj", "experts.down_proj"],
+        "experts": DEPUTIES,
         "options": ONE_LAYER["MoeSummCausal"],
     },
     "Lexicon token": {"task": "CAUSAL_LM", **LEXICON},
     "Lexicon classes": {"task": "SEQ_CLS", **LEXICON},
     "ExHiRD transformer": {"task": None, "linears": ["query", "value", "word_state"], "heads": ["generator"]},
 }
-WITH_EXPERTS = [name for name, case in CASES.items() if "experts" in case]
+TUNERS = {
+    "LoRA": lambda case, **common: LoraConfig(**case.targets("linears"), **common),
+    "LoRA on experts": lambda case, **common: LoraConfig(**case.targets("experts"), **common),
+    "DoRA": lambda case, **common: LoraConfig(**case.targets("linears"), use_dora=True, **common),
+    "AdaLoRA": lambda case, **common: AdaLoraConfig(**case.targets("linears"), init_r=3, total_step=9, **common),
+    "IA3": lambda case, **common: IA3Config(**case.targets("linears"), feedforward_modules=[], **common),
+    "LoHa": lambda case, **common: LoHaConfig(**case.targets("linears"), r=2, **common),
+}
 
 
 @pytest.fixture
@@ -102,29 +108,16 @@ def case(request):
     return Case(make_trainable(name.replace("bare", "tags"), request.getfixturevalue), **CASES[name])
 
 
-ON_LINEARS = {
-    "LoRA": lambda case: LoraConfig(target_modules=case.linears, **common(case)),
-    "DoRA": lambda case: LoraConfig(target_modules=case.linears, use_dora=True, **common(case)),
-    "AdaLoRA": lambda case: AdaLoraConfig(target_modules=case.linears, init_r=3, total_step=9, **common(case)),
-    "IA3": lambda case: IA3Config(target_modules=case.linears, feedforward_modules=[], **common(case)),
-    "LoHa": lambda case: LoHaConfig(target_modules=case.linears, r=2, **common(case)),
-}
-ON_EXPERTS = {"LoRA on experts": lambda case: LoraConfig(target_parameters=case.experts, r=2, **common(case))}
-TUNERS = ON_LINEARS | ON_EXPERTS
-each_case = pytest.mark.parametrize("case", CASES, indirect=True)
-with_experts = pytest.mark.parametrize("case", WITH_EXPERTS, indirect=True)
-PAIRS = [(name, tuner) for name in CASES for tuner in TUNERS if name in WITH_EXPERTS or tuner in ON_LINEARS]
-each_pair = pytest.mark.parametrize("case, tuner", PAIRS, indirect=["case"])
+def pairs(names, every_day=lambda case, name: True):
+    """Each case with each of the names, of which those on experts need a case that has some."""
+    found = [(case, name) for case in CASES for name in names if "experts" in CASES[case] or "experts" not in name]
+    return [pytest.param(*pair, marks=() if every_day(*pair) else pytest.mark.nightly) for pair in found]
 
 
-def common(case):
-    return {"task_type": case.task, "modules_to_save": case.heads}
-
-
-def adapted(case, config, seed=1):
+def adapted(case, tuner):
     """The model with a new adapter that changes what it gives."""
-    model = get_peft_model(case.model(), config).eval()
-    return shaken(model, seed)
+    config = TUNERS[tuner](case, task_type=case.task, modules_to_save=case.heads)
+    return shaken(get_peft_model(case.model(), config).eval(), 1)
 
 
 def shaken(model, seed, adapter="default"):
@@ -137,11 +130,15 @@ def shaken(model, seed, adapter="default"):
     return model
 
 
-@each_pair
-def test_an_adapter_learns_and_opens_again(case, tuner, tmp_path):
-    model, before = adapted(case, TUNERS[tuner](case)), case.read(case.model())
-    outputs = model(**case.batch())
-    (outputs.loss if "loss" in outputs else outputs[case.output()].square().mean()).backward()
+@pytest.mark.parametrize(
+    "case, tuner",
+    pairs(TUNERS, lambda case, tuner: tuner.startswith("LoRA") or case == "SEKE bert"),
+    indirect=["case"],
+)
+def test_an_adapter_learns_opens_again_and_is_merged_into_a_model_of_its_class(case, tuner, tmp_path):
+    model, before, kind = adapted(case, tuner), case.read(case.model()), type(case.model())
+    outputs = case.outputs(model)
+    (outputs.loss if "loss" in outputs else outputs.last_hidden_state.square().mean()).backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert [name for name, p in trained.items() if p.grad is None] == []
     assert any(p.grad.abs().max() > 0 for name, p in trained.items() if "modules_to_save" not in name)
@@ -151,73 +148,43 @@ def test_an_adapter_learns_and_opens_again(case, tuner, tmp_path):
     with model.disable_adapter():
         assert_close(case.read(model), before, rtol=0, atol=1e-6)
     model.save_pretrained(tmp_path)
-    again = PeftModel.from_pretrained(
-        case.model(), tmp_path, is_trainable=True
-    ).eval()  # AdaLoRA has no trainable adapter otherwise
-    assert_close(case.read(again), expected, rtol=0, atol=1e-6)
-
-
-@each_pair
-def test_a_merged_adapter_is_a_model_of_its_class(case, tuner, tmp_path):
-    model = adapted(case, TUNERS[tuner](case))
-    expected = case.read(model)
+    again = PeftModel.from_pretrained(case.model(), tmp_path, is_trainable=True)  # or AdaLoRA has no trainable adapter
+    assert_close(case.read(again.eval()), expected, rtol=0, atol=1e-6)
     if case.heads and model.peft_type in ("IA3", "LOHA"):  # LoRA's own merging knows heads of several layers
         with pytest.raises(AttributeError, match="has no attribute 'weight'"):
             model.merge_and_unload()
         case = replace(case, heads=None)
-        model = adapted(case, TUNERS[tuner](case))
+        model = adapted(case, tuner)
         expected = case.read(model)
     merged = model.merge_and_unload()
-    kind = type(case.model())
-    assert type(merged) is kind
-    assert set(merged.state_dict()) == set(case.model().state_dict())
+    assert type(merged) is kind and set(merged.state_dict()) == set(case.model().state_dict())
     assert_close(case.read(merged), expected, rtol=1e-4, atol=1e-4)
-    merged.save_pretrained(tmp_path)
-    assert_close(case.read(kind.from_pretrained(tmp_path).eval()), expected, rtol=1e-4, atol=1e-4)
+    merged.save_pretrained(tmp_path / "merged")
+    assert_close(case.read(kind.from_pretrained(tmp_path / "merged").eval()), expected, rtol=1e-4, atol=1e-4)
 
 
-@each_case
-def test_adapters_are_exchanged_stacked_and_weighted(case):
+@pytest.mark.parametrize("case, on", pairs(["linears", "experts"]), indirect=["case"])
+def test_adapters_are_exchanged_stacked_and_weighted(case, on):
     # without heads, of which one alone can be active
-    config = LoraConfig(target_modules=case.linears, r=2)
-    model = shaken(get_peft_model(case.model(), config, "a").eval(), 1, "a")
-    model.add_adapter("b", config)
-    model.set_adapter("b")
-    shaken(model, 2, "b")
-    of_b = case.read(model)
-    model.set_adapter("a")
-    of_a = case.read(model)
-    assert not torch.allclose(of_a, of_b, atol=1e-4)
-    model.base_model.set_adapter(["a", "b"])
-    stacked = case.read(model)
-    model.add_weighted_adapter(["a", "b"], [1.0, 1.0], "sum", combination_type="cat")
-    model.add_weighted_adapter(["a", "b"], [1.0, 0.0], "first", combination_type="svd", svd_rank=2)
-    model.set_adapter("sum")
-    assert_close(case.read(model), stacked, rtol=1e-4, atol=1e-4)
-    model.set_adapter("first")
-    assert_close(case.read(model), of_a, rtol=1e-3, atol=1e-3)
-    model.delete_adapter("sum")
-    model.base_model.set_adapter(["a", "b"])
-    assert_close(case.read(model.merge_and_unload(adapter_names=["a", "b"])), stacked, rtol=1e-4, atol=1e-4)
-
-
-@with_experts
-def test_adapters_of_experts_are_exchanged_and_stacked(case):
-    config = LoraConfig(target_parameters=case.experts, r=2)
+    config = LoraConfig(**{"r": 2} | case.targets(on))
     model = shaken(get_peft_model(case.model(), config, "a").eval(), 1, "a")
     of_a = case.read(model)
     model.add_adapter("b", config)
     model.set_adapter("b")
-    shaken(model, 2, "b")
-    assert not torch.allclose(case.read(model), of_a, atol=1e-4)
+    assert not torch.allclose(case.read(shaken(model, 2, "b")), of_a, atol=1e-4)
     model.set_adapter("a")
     assert_close(case.read(model), of_a, rtol=0, atol=1e-6)
     model.base_model.set_adapter(["a", "b"])
     stacked = case.read(model)
+    if on == "linears":
+        model.add_weighted_adapter(["a", "b"], [1.0, 1.0], "sum", combination_type="cat")
+        model.add_weighted_adapter(["a", "b"], [1.0, 0.0], "first", combination_type="svd", svd_rank=2)
+        for name, expected, close in (("sum", stacked, 1e-4), ("first", of_a, 1e-3)):
+            model.set_adapter(name)
+            assert_close(case.read(model), expected, rtol=close, atol=close)
+        model.delete_adapter("sum")
+        model.base_model.set_adapter(["a", "b"])
     assert_close(case.read(model.merge_and_unload(adapter_names=["a", "b"])), stacked, rtol=1e-4, atol=1e-4)
-
-
-# --- prompt learning ---
 
 
 PROMPTS = {
@@ -227,21 +194,18 @@ PROMPTS = {
 }
 
 
-@pytest.mark.parametrize("kind", PROMPTS)
+@pytest.mark.parametrize("kind", [*list(PROMPTS)[:2], pytest.param("p-tuning", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "family", ["token", "sequence_soft", "sequence_hard", "domain", "summaries", "causal summaries"]
 )
 def test_learned_prompts_train_and_are_read_once_in_generation(family, kind):
     """The text is the most likely one of the forward pass that training uses, with and without a cache."""
     seq2seq, ids = family == "summaries", torch.randint(3, 48, (2, 10), generator=torch.Generator().manual_seed(0))
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if seq2seq:
-        model, options = (
-            tiny_moesumm(margin_loss_coef=0.0, **ONE_LAYER["MoeSumm"]),
-            {"dataset_ids": torch.tensor([0, 1])},
-        )
-    elif family == "causal summaries":
-        model, options = tiny_moesumm("llama", margin_loss_coef=0.0), {"dataset_ids": torch.tensor([0, 1])}
+    inputs, options = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, {}
+    if family.endswith("summaries"):
+        options = {"dataset_ids": torch.tensor([0, 1])}
+        sizes = ONE_LAYER["MoeSumm" if seq2seq else "MoeSummCausal"]
+        model = tiny_moesumm("bart" if seq2seq else "llama", margin_loss_coef=0.0, **sizes)
     else:
         model = tiny_lexicon(policy=family, domain_gate=family == "domain")
         options = {"domain_ids": torch.tensor([0, 1])} if family == "domain" else {}
@@ -253,13 +217,8 @@ def test_learned_prompts_train_and_are_read_once_in_generation(family, kind):
     tuned(**inputs, **options, labels=inputs["input_ids"]).loss.backward()
     assert all(p.grad.abs().sum() > 0 for p in learned)
 
-    calls = {
-        "max_new_tokens": 5,
-        "do_sample": False,
-        "eos_token_id": None,
-        "forced_eos_token_id": None,
-        "pad_token_id": 1,
-    }
+    calls = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 1}
+    calls |= {"eos_token_id": None, "forced_eos_token_id": None}
     text = tuned.generate(**inputs, **options, **calls)
     for beams in (1, 2):
         both = [tuned.generate(**inputs, **options, **calls, num_beams=beams, use_cache=use) for use in (True, False)]

@@ -43,19 +43,10 @@ class ByIndex(torch.utils.data.Dataset):
         return self.rows[i % len(self.rows)]
 
 
-class Streamed(torch.utils.data.IterableDataset):
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __iter__(self):
-        return iter(self.rows)
-
-
 # the forms that transformers streams; it reads no `datasets` columns
 STREAMS = {
     "KeyDataset": lambda rows: KeyDataset(Dataset.from_dict({"x": rows}), "x"),
     "map-style": ByIndex,
-    "iterable": Streamed,
     "generator": lambda rows: (row for row in rows),
 }
 LISTS = {"list": list, "tuple": tuple, "column": lambda rows: Dataset.from_dict({"x": rows})["x"]}
@@ -141,15 +132,6 @@ def test_a_lone_surrogate_is_read_as_an_unknown_character(task, runs):
         assert scores(one if isinstance(one, list) else [one]) == scores(other if isinstance(other, list) else [other])
 
 
-OPTION = {  # of each task
-    "keyphrase-extraction": "top_k",
-    "keyphrase-generation": "num_keyphrases",
-    "moe-summarization": "dataset",
-    "definition-modeling": "best_of",
-    "extractive-qa": "max_answer_len",
-}
-
-
 @each_task
 def test_an_unknown_option_is_refused(runs, task):
     """When a pipeline is made, or by `generate`."""
@@ -162,27 +144,24 @@ def test_an_unknown_option_is_refused(runs, task):
             list(run(rows, **options, num_phrasez=3))
 
 
-@each_task
-def test_none_is_the_default_of_an_option(runs, task):
-    run, rows, options = runs(task)
-    given = {OPTION[task]: None} if OPTION[task] not in options else {}
-    assert run(rows, **options, **given, batch_size=None) == run(rows, **options)
-
-
-NARROWED = {  # an option that changes what a pipeline returns, and another value of it
+OPTIONS = {  # of each task one, and a value that changes what a pipeline returns
+    "keyphrase-extraction": ("top_k", None),
     "keyphrase-generation": ("num_keyphrases", 1),
-    "extractive-qa": ("top_k", 3),
+    "moe-summarization": ("dataset", None),
     "definition-modeling": ("num_definitions", 2),
+    "extractive-qa": ("top_k", 3),
 }
 
 
-@pytest.mark.parametrize("task", NARROWED)
-def test_none_in_a_call_is_the_default_also_where_the_pipeline_has_another_value(runs, task):
-    run, rows, options = runs(task)
-    ((name, value),) = [NARROWED[task]]
+@each_task
+def test_none_is_the_default_of_an_option_also_where_the_pipeline_has_another_value(runs, task):
+    (run, rows, options), (name, value) = runs(task), OPTIONS[task]
     rest = {key: given for key, given in options.items() if key != name}
-    narrowed = pipeline(task, model=run.model, tokenizer=run.tokenizer, device="cpu", **{name: value})
-    assert narrowed(rows[0], **rest) != run(rows[0], **rest) == narrowed(rows[0], **rest, **{name: None})
+    expected = run(rows, **rest)
+    assert run(rows, **rest, **{name: None}, batch_size=None) == expected
+    if value is not None:
+        narrowed = pipeline(task, model=run.model, tokenizer=run.tokenizer, device="cpu", **{name: value})
+        assert narrowed(rows, **rest) != expected == narrowed(rows, **rest, **{name: None})
 
 
 def test_data_sets_of_pytorch_name_the_datasets_and_generate_may_be_a_function_of_ones_own(runs):

@@ -1,4 +1,4 @@
-"""Workflows, the container and the hooks agree with the Makefile, setup.cfg and constraints.txt."""
+"""Workflows, container and hooks agree with Makefile, setup.cfg and constraints.txt; text files are UTF-8 on every machine."""
 
 import ast
 import json
@@ -85,3 +85,25 @@ def test_the_container_gets_all_packages():
     packages = set(read_setup()["options.packages.find"]["include"].split())
     assert {name if name.startswith("modeling") else name.rstrip(".*") for name in packages} <= kept
     assert {"setup.cfg", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "models"} <= kept
+
+
+# in text mode and without an encoding; ruff's PLW1514 misses paths whose type it cannot infer
+LOCALE = r"\.(read_text\(\)|write_text\((?!.*(encoding=|'utf-8')).*\)|open\((mode=)?'[rwaxt+]+'(?!.*encoding=).*\))$"
+
+
+def without_encoding(code: str) -> list[int]:
+    """Lines with a call that reads or writes text in the encoding of the machine's locale."""
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    return sorted({call.lineno for call in calls if re.search(LOCALE, ast.unparse(call))})
+
+
+def test_encodings_are_named():
+    wrong = 'p.read_text()\np.write_text(x)\nwith p.open("a"):\n  pass\np.open("w", errors="ignore")\n'
+    right = (
+        'p.read_text("utf-8")\np.write_text(x, encoding=e)\np.open("rb")\nos.open(p, 0)\nM.open(f)\np.open(mode="wb")\n'
+    )
+    assert without_encoding(wrong) == [1, 2, 3, 5] and without_encoding(right) == []
+    names = ("*_tools", "lexperts*", "examples", "benchmarks", "modeling_*")
+    paths = [path for name in names for path in ROOT.glob(f"{name}/**/*.py")]
+    found = {str(path): lines for path in paths if (lines := without_encoding(path.read_text("utf-8")))}
+    assert len(paths) > 150 and found == {}

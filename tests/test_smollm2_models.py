@@ -17,7 +17,7 @@ from lexperts.app import Answers
 from lexperts.cli.define import app
 from lexperts.cli.keyphrases import app as keyphrases_app
 from lexperts.cli.summarize import summarize as summarize_command
-from run_tools.packaged import PACKAGED_MODELS, find_packaged
+from run_tools.packaged import PACKAGED_MODELS
 from run_tools.rows import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,17 +43,6 @@ def define():
     return pipeline("definition-modeling")
 
 
-def test_a_term_is_defined_for_the_sense_that_it_has_in_its_context(define):
-    river, money = define([RIVER, MONEY])
-    assert river["definition"] != money["definition"] and 0 < min(river["score"], money["score"]) < 1
-    assert define(MONEY)["definition"] == money["definition"]
-
-
-def test_the_command_needs_no_model(define):
-    done = CliRunner().invoke(app, ["term", RIVER["term"], "--context", RIVER["context"]])
-    assert done.exit_code == 0 and done.stdout.splitlines()[-1] == define(RIVER)["definition"]
-
-
 @pytest.fixture(scope="module")
 def summarize():
     return pipeline("moe-summarization")
@@ -64,6 +53,14 @@ def generate():
     return pipeline("keyphrase-generation")
 
 
+def test_a_term_is_defined_for_the_sense_that_it_has_in_its_context(define):
+    river, money = define([RIVER, MONEY])
+    assert river["definition"] != money["definition"] and 0 < min(river["score"], money["score"]) < 1
+    assert define(MONEY)["definition"] == money["definition"]
+    done = CliRunner().invoke(app, ["term", RIVER["term"], "--context", RIVER["context"]])
+    assert done.exit_code == 0 and done.stdout.splitlines()[-1] == river["definition"]
+
+
 def test_a_summary_is_shorter_and_depends_on_the_kind_of_text(summarize):
     datasets = ["papers", "clinic", None]
     of_papers, of_clinic, plain = (row["summary_text"] for row in summarize([ABSTRACT] * 3, dataset=datasets))
@@ -72,9 +69,6 @@ def test_a_summary_is_shorter_and_depends_on_the_kind_of_text(summarize):
     assert summarize(ABSTRACT, dataset="papers")[0]["summary_text"] == of_papers
     with pytest.raises(ValueError, match="'news'.*papers.*clinic"):
         summarize(ABSTRACT, dataset="news")
-
-
-def test_a_long_text_is_read_in_windows(summarize):
     with pytest.raises(ValueError, match="Text 0 has 2200 tokens, more than 1948"):
         summarize(ABSTRACT * 40, dataset="papers", on_long="error")
 
@@ -133,31 +127,25 @@ def test_a_text_has_the_same_answer_alone_and_in_a_batch(define, summarize, gene
 
 
 def test_the_answers_that_pages_print_are_those_of_the_models(define, summarize, generate):
-    pages = {
-        name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
-        for name in ("definitions", "summarization", "exhird")
-    }
-    call, answer = re.search(r"^define\((\{.*?\})\)\[.*\n# (.*)$", pages["definitions"], re.M).groups()
-    assert define(ast.literal_eval(call))["definition"] == answer
-    (answer,) = re.findall(r'^summarize\(abstract, dataset="papers"\).*\n# (.*)$', pages["summarization"], re.M)
+    def printed(page, pattern, flags=re.M):
+        *call, answer = re.search(pattern, (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), flags).groups()
+        return *map(ast.literal_eval, call), answer
+
+    term, answer = printed("definitions", r"^define\((\{.*?\})\)\[.*\n# (.*)$")
+    assert define(term)["definition"] == answer
+    (answer,) = printed("summarization", r'^summarize\(abstract, dataset="papers"\).*\n# (.*)$')
     (abstract, *_) = read_jsonl(ROOT / "examples/smollm2/abstracts.jsonl")
     assert summarize(abstract["document"], dataset="papers")[0]["summary_text"] == answer
-    visit, answer = re.search(
-        r'^visit = (\(.*?^\))\nsummarize\(visit, dataset="clinic"\)[^\n]*  # ([^\n]*)$',
-        pages["summarization"],
-        re.M | re.S,
-    ).groups()
-    assert summarize(ast.literal_eval(visit), dataset="clinic")[0]["summary_text"] == answer
-    question, answer = re.search(
-        r"^question = (\{.*\})\n.*generate\(question\)\]  # (.*)$", pages["exhird"], re.M
-    ).groups()
-    assert ", ".join(phrase["keyphrase"] for phrase in generate(ast.literal_eval(question))) == answer
+    pattern = r'^visit = (\(.*?^\))\nsummarize\(visit, dataset="clinic"\)[^\n]*  # ([^\n]*)$'
+    visit, answer = printed("summarization", pattern, re.M | re.S)
+    assert summarize(visit, dataset="clinic")[0]["summary_text"] == answer
+    question, answer = printed("exhird", r"^question = (\{.*\})\n.*generate\(question\)\]  # (.*)$")
+    assert ", ".join(phrase["keyphrase"] for phrase in generate(question)) == answer
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_what_is_tracked_is_small(name):
-    assert (ROOT / "models" / name / PACKAGED_MODELS[name] / "trained.safetensors").stat().st_size < 30e6
-    assert Path(find_packaged(name), "model.safetensors").is_file()
+def test_what_is_tracked_is_small():
+    for name in MODELS:
+        assert (ROOT / "models" / name / PACKAGED_MODELS[name] / "trained.safetensors").stat().st_size < 30e6
 
 
 def test_a_saved_copy_is_complete_and_knows_nothing_of_this_machine(define, tmp_path):

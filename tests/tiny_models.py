@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-import pytest
 import torch
 from transformers import (
     BartConfig,
@@ -42,6 +41,7 @@ from modeling_seke import SekeConfig, SekeForTokenClassification, SekeModel
 from .modeling_exhird.conftest import document_rows, tiny_exhird, word_tokenizer
 from .modeling_lexicon.conftest import POLICIES, tiny_lexicon
 from .modeling_moesumm.conftest import tiny_moesumm
+from .tools import as_rows
 
 VOCABULARY, LENGTH = 130, 12
 
@@ -246,10 +246,6 @@ def weights(model) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in model.state_dict().items()}
 
 
-def as_rows(columns) -> list[dict]:
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
 def trainable_seke(backbone: str, fixture: Callable) -> Trainable:
     tokenizer = fixture("tiny_tokenizer")
     gold = [["graph cut", "network"], ["graph networks", "learning"], ["cuts"], ["graph cut", "network cuts"]] * 6
@@ -382,14 +378,9 @@ ONE_LAYER = {  # options of `make`
     "MoeSummCausal": {"changes": {"num_hidden_layers": 1}},
 }
 TRAINABLE = [f"{family} {kind}" for family, (_, kinds) in FAMILIES.items() for kind in kinds]
-# the kinds of every run of the tests, which differ in their code; the others run at night
-BY_DAY = ("SEKE bert", "hypernet tags", "hypernet classes", "hypernet answers", "ExHiRD transformer", "ExHiRD bigru",
-          "ExHiRD-causal factors", "MoeSumm bart", "MoeSummCausal llama", "Lexicon token", "Lexicon domain")  # fmt: skip
-
-
-def marks_of(name: str):
-    """The marks of a test of a kind."""
-    return () if name in BY_DAY else pytest.mark.nightly
+# the kinds of every run of the tests, which differ in their code, and for what takes long one of each; the others run at night
+ONE_EACH = ("SEKE bert", "hypernet tags", "ExHiRD bigru", "MoeSumm bart", "MoeSummCausal llama", "Lexicon token")
+BY_DAY = (*ONE_EACH, "hypernet classes", "hypernet answers", "ExHiRD transformer", "Lexicon domain")
 
 
 def make_trainable(name: str, fixture: Callable) -> Trainable:

@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
@@ -26,6 +27,11 @@ TINY = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "bos_token_id": 0, "eos_token_id": 1,
     "pad_token_id": 2,
 }  # fmt: skip
+
+
+def by_day(is_fast: bool):
+    """The marks of a test that runs every time, or at night."""
+    return () if is_fast else pytest.mark.nightly
 
 
 def run_main(main, *argv) -> SimpleNamespace:
@@ -55,6 +61,10 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
 
 def read_rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def as_rows(columns) -> list[dict]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def train_bpe(texts, vocab_size: int, special: list[str]) -> Tokenizer:

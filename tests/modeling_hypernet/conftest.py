@@ -4,7 +4,6 @@ import logging
 
 import pytest
 import torch
-from transformers import AutoModel
 
 from modeling_hypernet import (
     HypernetConfig,
@@ -35,21 +34,6 @@ def tiny_hypernet(backbone_config, tiny_tokenizer):
         return KINDS[kind](HypernetConfig(**options)).eval()
 
     return make
-
-
-@pytest.fixture(scope="session")
-def saved_encoder(backbone_config, tiny_tokenizer, tmp_path_factory):
-    """saved_encoder(backbone) -> the folder of a tiny pretrained encoder with its tokenizer."""
-    folder = tmp_path_factory.mktemp("encoders")
-
-    def save(backbone="bert"):
-        if not (folder / backbone).exists():
-            torch.manual_seed(0)
-            AutoModel.from_config(backbone_config(backbone)).save_pretrained(folder / backbone)
-            tiny_tokenizer.save_pretrained(folder / backbone)
-        return str(folder / backbone)
-
-    return save
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def results(lstm, layer, x, lengths, z, upstream):
 
 
 @each_lstm
-@pytest.mark.parametrize("lengths", [[1], [1, 2], [7, 1, 0, 2, 5], [0, 4], [40, 9]])
+@pytest.mark.parametrize("lengths", [[1], [7, 1, 0, 2, 5], [40, 9]])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_every_implementation_equals_the_loop_in_values_and_all_gradients(lstm, lengths, bidirectional, loop):
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
@@ -102,28 +102,11 @@ def test_the_meta_encoder_uses_all_tokens_and_no_padding(hidden):
     assert not torch.allclose(encoder(changed, lengths)[1], z[1], atol=1e-3)
 
 
-def test_a_step_of_adam_moves_a_generated_weight_by_at_most_sqrt_N_z_steps():
-    """Adam moves each parameter by at most the rate, so a generated weight by |z|_1 times the rate, at most sqrt(N_z)."""
-    torch.manual_seed(0)
-    encoder, generator, rate = MetaEncoder(N_X, 16, 8), WeightGenerator(16, N_X, 8), 1e-2
-    z = encoder(100 * torch.randn(3, 5, N_X), torch.tensor([5, 4, 1])).detach()
-    with torch.no_grad():
-        for p in generator.parameters():
-            p.normal_()
-        before = generator(z)
-        for p in generator.parameters():
-            p.add_(z[0].sign(), alpha=rate)  # the worst step for the first text
-    for old, new in zip(before, generator(z), strict=True):
-        moved = (new - old).abs().flatten(1).amax(1)
-        assert (moved <= 4 * rate + 1e-5).all() and moved[0] > rate
-
-
 def test_the_generators_have_the_papers_number_of_parameters():
     """The sizes of BERT-large: P weights per text, P N_z parameters."""
     with torch.device("meta"):
         generator = WeightGenerator(32, 1024, 512)
-        weights = generator(torch.empty(2, 32))
-    assert sum(w[0].numel() for w in weights) == 3_147_776
+        assert sum(w[0].numel() for w in generator(torch.empty(2, 32))) == 3_147_776
     assert sum(p.numel() for p in generator.parameters()) == 3_147_776 * 32
 
 

@@ -14,9 +14,11 @@ from modeling_hypernet import (
     tokenize_pairs,
     tokenize_questions,
 )
+from modeling_hypernet.crf_hypernet import LinearChainCrf
 from modeling_hypernet.data_hypernet import question_windows
 from modeling_hypernet.pipeline_extractive_qa import answer_scores, rank_answers
 
+from ..tools import as_rows
 from .test_data import CONTEXT, LONG, QUESTION
 
 NOTHING = {"score": 1.0, "start": 0, "end": 0, "answer": ""}
@@ -55,7 +57,7 @@ REFUSALS = {
     "top_k=0": (ValueError, lambda at: at.answer(question="of", context=CONTEXT, top_k=0)),
     "context of example 1 is empty": (
         ValueError,
-        lambda at: at.answer([{"question": "of", "context": "the"}, {"question": "of", "context": " "}]),
+        lambda at: at.answer([{"question": "of", "context": c} for c in "a "]),
     ),
     "context of example 0 is a int": (TypeError, lambda at: at.answer([{"question": "of", "context": 3}])),
     "context of example 0 is a NoneType": (TypeError, lambda at: at.answer(question="of")),
@@ -63,6 +65,7 @@ REFUSALS = {
     "{'question': ..., 'context': ...}": (TypeError, lambda at: at.answer("text")),
     "'tok_k'": (TypeError, lambda at: at.answer(question="of", context="the", tok_k=3)),
     "scores are NaN": (ValueError, nan_answer),
+    "(2, 5, 4)": (ValueError, lambda at: LinearChainCrf(3).log_marginals(torch.zeros(2, 5, 4), torch.ones(2, 5))),
 }
 
 
@@ -113,6 +116,10 @@ def test_answers_are_ranked_as_by_hand(tiny_tokenizer):
         assert abs(score - expected[tuple(span)]) < 1e-6
     best = rank_answers(CONTEXT, windows, 1, 3, False, 0.0)[0]
     assert (best["start"], best["end"]) == max(expected, key=expected.get)
+    first, *others = rank_answers(CONTEXT, windows, 10_000, 3, True, 0.0)
+    (null,) = (one["score"] for one in others if not one["answer"])
+    lowest = min(start[0] + end[0] for _, (start, end) in windows)
+    assert np.log(null / first["score"]) == pytest.approx(lowest - max(expected.values()), abs=0.1)
 
 
 def test_a_stock_model_answers_too(backbone_config, tiny_tokenizer, tmp_path):
@@ -131,8 +138,7 @@ def test_the_pipeline_finds_the_trained_answers(tiny_hypernet, tiny_tokenizer, t
     answers.append({"text": [], "answer_start": []})
     batch = {"question": ["graph", "cut", "of"], "context": contexts, "answers": answers}
     model = tiny_hypernet("answers").train()
-    encoded = tokenize_questions(batch, tiny_tokenizer, doc_stride=8)
-    rows = [dict(zip(encoded, values, strict=True)) for values in zip(*encoded.values(), strict=True)]
+    rows = as_rows(tokenize_questions(batch, tiny_tokenizer, doc_stride=8))
     inputs = DataCollatorForTextPairs(tiny_tokenizer)(rows)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(100):
@@ -142,10 +148,7 @@ def test_the_pipeline_finds_the_trained_answers(tiny_hypernet, tiny_tokenizer, t
     pipeline("extractive-qa", model=model.eval(), tokenizer=tiny_tokenizer).save_pretrained(tmp_path)
     assert type(AutoModelForQuestionAnswering.from_pretrained(tmp_path)) is type(model)
     answer = pipeline("extractive-qa", model=str(tmp_path))
-    examples = [
-        {"question": question, "context": context}
-        for question, context in zip(batch["question"], contexts, strict=True)
-    ]
+    examples = [{"question": q, "context": c} for q, c in zip(batch["question"], contexts, strict=True)]
     actual = answer(examples, handle_impossible_answer=True)
     assert [one["answer"] for one in actual] == ["network", "learning", ""]
     assert min(one["score"] for one in actual) > 0.5

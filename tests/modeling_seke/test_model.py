@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModel, BertModel
+from transformers import AutoModel
 
-from modeling_seke import SekeConfig, SekeForTokenClassification, SekeModel, SekeTokenClassifierOutput
+from modeling_seke import SekeForTokenClassification, SekeModel, SekeTokenClassifierOutput
 from modeling_seke.layers_seke import EXPERTS_IMPLEMENTATIONS, load_balancing_loss, router_z_loss
 
 BACKBONES = ("bert", "deberta-v2", "modernbert")
@@ -97,39 +97,22 @@ def test_outputs_have_router_logits_and_experts_per_token(tiny_seke, batch):
 def test_the_loss_is_cross_entropy_plus_router_losses(tiny_seke, batch):
     labelled = with_labels(batch)
     plain = tiny_seke()(**labelled)
-    expected = nn.functional.cross_entropy(plain.logits.flatten(0, 1), labelled["labels"].flatten())
-    assert_close(plain.loss, expected)
+    flat = plain.logits.flatten(0, 1), labelled["labels"].flatten()
+    assert_close(plain.loss, nn.functional.cross_entropy(*flat))
     smoothed = tiny_seke(label_smoothing=0.2)(**labelled).loss
-    assert_close(
-        smoothed,
-        nn.functional.cross_entropy(plain.logits.flatten(0, 1), labelled["labels"].flatten(), label_smoothing=0.2),
-    )
+    assert_close(smoothed, nn.functional.cross_entropy(*flat, label_smoothing=0.2))
     real = batch["attention_mask"].bool()  # masked: padding is not routed
     logits, index = plain.router_logits[real], plain.expert_index[real]
     regularised = tiny_seke(router_aux_loss_coef=0.1, router_z_loss_coef=0.01)(**labelled).loss
     assert_close(regularised, plain.loss + 0.1 * load_balancing_loss(logits, index) + 0.01 * router_z_loss(logits))
 
 
-def test_no_mask_means_that_every_token_is_real(tiny_seke, batch):
+def test_without_a_mask_every_token_is_real_and_one_of_another_shape_is_refused(tiny_seke, batch):
     model, inputs = tiny_seke(), batch["input_ids"][2:]
     with torch.no_grad():
         assert torch.equal(model(inputs).logits, model(inputs, attention_mask=torch.ones_like(inputs)).logits)
-
-
-def test_a_mask_of_another_shape_is_refused(tiny_seke, batch):
-    model = tiny_seke()
-    square = batch["attention_mask"][:, None, None, :].expand(-1, 1, batch["input_ids"].shape[1], -1)
-    with pytest.raises(ValueError, match=r"attention_mask has the shape \(3, 1"):
-        model(input_ids=batch["input_ids"], attention_mask=square)
-
-
-def test_nesting_a_live_encoders_configuration_leaves_the_encoder_as_it_was(backbone_config, tmp_path, batch):
-    encoder = BertModel(backbone_config()).eval()
-    encoder.save_pretrained(tmp_path)
-    before = encoder.config._attn_implementation
-    SekeForTokenClassification.from_backbone(tmp_path)
-    assert encoder.config._attn_implementation == before
-    assert SekeConfig(text_config=AutoConfig.from_pretrained(tmp_path)).text_config.hidden_size == 32
+    with pytest.raises(ValueError, match=r"\(1, 1, "):
+        model(inputs, attention_mask=torch.ones_like(inputs)[None])
 
 
 def test_lora_targets_fit_encoders_by_their_own_names(tiny_seke):
