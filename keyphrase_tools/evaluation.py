@@ -34,7 +34,7 @@ class ExtractionMetrics:
         titles: titles of the documents (`None` for a document without), for models that read them as meta-text. `texts` are
             then what is labelled; for a model with `title_in_main` they must already contain the title.
         spans: also report `span_precision`, `span_recall` and `span_f1` (see `span_scores`), and choose the threshold by
-            `span_f1`. If `None` is one of the thresholds, its score is reported as `path_span_f1`.
+            `span_f1`.
         language: of the stems by which phrases are found and compared, see `words.stem`.
         windows: `max_length`, `overlap` and `max_title_length`, see `lexperts_lite.windows.encode_windows`.
 
@@ -91,10 +91,7 @@ class ExtractionMetrics:
             warn_if_all_outside(sum(map(len, self._words)))
         results = [self._score(documents, threshold) for threshold in self._thresholds]
         criterion = f"f1@{self._scoring['k'][-1]}" if self._gold_tags is None else "span_f1"
-        best = max(results, key=lambda scores: scores[criterion])
-        if self._gold_tags is None or None not in self._thresholds:
-            return best
-        return best | {"path_span_f1": results[self._thresholds.index(None)]["span_f1"]}
+        return max(results, key=lambda scores: scores[criterion])
 
     def _read_logits(self, logits: np.ndarray, paths: np.ndarray | None) -> WordProbabilities:
         """The probabilities of the documents' words."""
