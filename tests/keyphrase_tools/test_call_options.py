@@ -10,7 +10,6 @@ from transformers import pipeline
 from keyphrase_tools.extractor import KeyphraseExtractor
 from lexperts_lite.call_options import OPTIONS, UNSET, check_call_options
 from lexperts_lite.ranking import PhraseRanker
-from lexperts_lite.reader import DEFAULT_BATCH
 
 from .known_answers import names, random_text
 from .test_ranking import WEIGHTS
@@ -72,18 +71,6 @@ def test_none_undoes_a_default_of_the_pipeline(tiny_seke, tiny_tokenizer, name):
     changed = open_with(**{name: (DEFAULTS | best)[name]}, **more)
     assert changed(TEXT, **{name: None}) == plain(TEXT, **({name: None} if name == "language" else {}))
     assert name == "language" or changed(TEXT) != plain(TEXT)
-
-
-def test_none_undoes_the_batch_size(tiny_seke, tiny_tokenizer):
-    model, batches = tiny_seke(), []
-    note = lambda module, args, given: batches.append(len(given["input_ids"]))  # noqa: E731
-    model.register_forward_pre_hook(note, with_kwargs=True)
-    extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer, max_length=20, batch_size=1)
-    extract(TEXT)
-    assert set(batches) == {1}
-    batches.clear()
-    extract(TEXT, batch_size=None)
-    assert batches[0] == DEFAULT_BATCH[0]
 
 
 def test_a_styles_ranker_is_used_without_a_ranker_of_the_model(tiny_seke, tiny_tokenizer):

@@ -87,16 +87,6 @@ def test_every_span_maps_back_in_order(parts, title):
         assert end <= later or (start, end) == (later, _)  # two characters of one edit
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(pieces, max_size=12), st.lists(pieces, max_size=12))
-def test_title_and_text_are_cleaned_together_as_each_alone(title, text):
-    title, text = "".join(title), "".join(text)
-    if "-" not in title + text and "\u2010" not in title + text:  # a compound in one of them decides in both
-        one = join_title(title, text)
-        begin = len(one) - len(text.strip())
-        assert clean(one) == clean(one[:begin]) + clean(one[begin:])
-
-
 symbol = st.characters(categories=("So", "Sk"), min_codepoint=0x80)
 # not an apostrophe between letters, nor a letter of Chinese
 symbol = symbol.filter(lambda sign: clean(f"a{sign}a") == f"a{MARK}a")

@@ -1,23 +1,18 @@
-# needs: parquet, serve
+# needs: parquet
 """The commands of `lexperts keyphrases`; what is wrong in a command line is in tests/cli/test_errors.py."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from fastapi.testclient import TestClient
 from transformers import pipeline
 from typer.testing import CliRunner
 
 from keyphrase_tools.evaluation import evaluate_pipeline
 from lexperts.cli.keyphrases import app
-from lexperts_lite.serving import create_app
 from run_tools.packaged import locate_model
 from tests.corpora import as_written, lines, write_jsonl
-from tests.keyphrase_tools.known_answers import TEXT, names
+from tests.keyphrase_tools.known_answers import TEXT
 
-JSON = {"Content-Type": "application/json"}
 TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a graph."]
 KEYPHRASES = [["graph cuts", "energy problems", "absent words"], ["networks"]]
 
@@ -73,17 +68,6 @@ def test_an_interrupted_command_says_how_to_resume(folder, gold, tmp_path, monke
     assert done.exit_code == 130 and done.stderr.endswith("interrupted: Repeat the command to resume.\n"), done.stderr
 
 
-def test_a_wrong_column_is_named_before_torch_is_imported(gold, tmp_path):
-    code = (
-        "import sys; from lexperts.cli.keyphrases import app\n"
-        f"try: app(['extract', {str(gold)!r}, {str(tmp_path / 'out.csv')!r}, '--text-column', 'txt'])\n"
-        "finally: assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
-    assert "'txt'; the columns are 'id', 'text', 'keyphrases'" in done.stderr and len(list(tmp_path.iterdir())) == 1
-
-
 def test_score_takes_any_cutoff_and_the_language(tmp_path):
     words = [a + b for a in "bcdf" for b in "lmnpq"]
     row = {"text": " . ".join([*words, "Bäume"]), "keyphrases": [*words, "Baum"]}
@@ -113,14 +97,13 @@ def test_show_prints_keyphrases_and_writes_a_page_that_it_may_replace(folder, tm
         assert done.exit_code == 2 and f"{name}' exists" in done.output and (tmp_path / name).read_bytes() == before
 
 
-@pytest.mark.parametrize("language", ["german", "none"])
-def test_options_are_those_of_the_pipeline(folder, tmp_path, language):
+def test_options_are_those_of_the_pipeline(folder, tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"text": TEXT}])
-    options = ("--model", folder, "--language", language, "--diversity", "0.9", "--mentions", "--top-k", "4")
+    options = ("--model", folder, "--language", "none", "--diversity", "0.9", "--mentions", "--top-k", "4")
     done = call("extract", source, tmp_path / "out.jsonl", *options)
     assert done.exit_code == 0, done.output
     extract, options = pipeline("keyphrase-extraction", model=folder, top_k=4), {"diversity": 0.9}
-    expected = extract(TEXT, language=None if language == "none" else language, **options)
+    expected = extract(TEXT, language=None, **options)
     (row,) = lines(tmp_path / "out.jsonl")
     assert row["keyphrases"] == as_written(expected, mentions=True) and expected != extract(TEXT)
 
@@ -136,9 +119,3 @@ def test_a_style_is_passed_on_and_what_is_missing_is_named(gold, tmp_path, monke
     monkeypatch.setattr("run_tools.packaged.find_spec", lambda name: None)
     done = call("extract", gold, tmp_path / "out")
     assert done.exit_code == 2 and "lexperts-seke-minilm" in done.output
-
-
-def test_a_request_may_begin_with_a_byte_order_mark(lookup):
-    with TestClient(create_app(lookup())) as client:
-        answer = client.post("/keyphrases", content='{"inputs": "b x"}'.encode("utf-8-sig"), headers=JSON)
-    assert names(answer.json()["results"][0]["keyphrases"]) == ["b"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lexperts_lite.decoding import O, join_probabilities, join_tags, mention_scores, tag_spans, word_tags
+from lexperts_lite.decoding import O, join_probabilities, join_tags, tag_spans, word_tags
 from lexperts_lite.layout import continued_words
 from lexperts_lite.ranking import rank_phrases, without_nested
 from lexperts_lite.words import is_phrase, split_words, stem_phrase
@@ -65,12 +65,6 @@ def test_a_part_that_is_labelled_gives_the_whole_term():
     assert phrase["score"] == pytest.approx((0.5 * 0.7 / 0.8 + 0.5 + 0.5) / 3)  # p(O) of the term is 0.5
 
 
-def test_a_score_is_the_mean_probability_of_b_then_i():
-    probabilities = np.array([[0.1, 0.7, 0.2], [0.3, 0.1, 0.6], [0.2, 0.1, 0.7]])
-    scores = mention_scores(probabilities, [(0, 3), (1, 2), (1, 3)])
-    np.testing.assert_allclose(scores, [(0.7 + 0.6 + 0.7) / 3, 0.1, (0.1 + 0.7) / 2])
-
-
 def test_the_best_come_first_and_ties_in_the_shown_digits_go_to_the_earlier_phrase():
     probabilities = sure(1, 1, 1, 1)
     probabilities[2:] = [[0.05, 0.9, 0.05], [0.1, 0.8 + 1e-9, 0.1]]
@@ -92,14 +86,6 @@ def test_a_keyphrase_ends_before_a_possessive():
     assert sorted(names(found)) == ["Bayes's rule", "Denis Villeneuve", "Tesla"]
     for phrase in found:
         assert {text[mention["start"] : mention["end"]] for mention in phrase["mentions"]} == {phrase["keyphrase"]}
-
-
-@pytest.mark.parametrize("text, labels, expected", [
-    ("graph, cuts", (1, 2, 2), []), ("graph, cuts", (1, 0, 2), ["graph", "cuts"]),  # with punctuation it is dropped whole
-    ("a semi-supervised\nlearning", (0, 1, 2, 2), ["semi-supervised learning"]),  # the text's own form, but for its blanks
-])  # fmt: skip
-def test_phrases_of_labels(text, labels, expected):
-    assert sorted(names(phrases_of(text, sure(*labels)))) == sorted(expected)
 
 
 @settings(max_examples=100, deadline=None)

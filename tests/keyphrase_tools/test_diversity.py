@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForTokenClassification
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from lexperts_lite.diversity import WordStates, diversify, phrase_vectors
+from lexperts_lite.diversity import diversify, phrase_vectors
 from lexperts_lite.input_documents import split_into_blocks
 from tests.keyphrase_tools.known_answers import TEXT, assert_same, names, random_text
 from tests.tiny_models import make_model
@@ -94,16 +94,6 @@ def test_a_model_without_hidden_states_is_named(lookup):
     with pytest.raises(ValueError, match="hidden_states.*output_hidden_states=True"):
         lookup()("x bx", diversity=0.5)
     assert names(lookup()("x bx", diversity=0)) == ["bx"]
-
-
-@pytest.mark.parametrize("threshold, mentions, kept", [
-    (0.1, None, {1}), (None, None, set()), (0.1, [{"cut": [(3, 4)], "x": []}], {1, 3}),
-])  # fmt: skip
-def test_only_words_of_phrases_and_candidates_are_kept(threshold, mentions, kept):
-    p = np.array([[1.0, 0, 0], [0.85, 0.05, 0.1], [1.0, 0, 0], [1.0, 0, 0]])
-    collected = WordStates(1, threshold, mentions)
-    collected.add(0, np.arange(4), {"probabilities": p, "states": np.arange(8, dtype=np.float32).reshape(-1, 2)})
-    assert set(collected.pop(0)) == kept
 
 
 def test_a_phrase_without_states_has_the_vector_0():

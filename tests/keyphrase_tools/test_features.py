@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -170,24 +169,3 @@ def test_function_words_alone_are_no_phrase():
     assert {"The", "such as"} <= candidates_of(text, row, "german")
     capitals = candidates_of("THE LAWS OF MOTION\n\nThe IT department, IBM IT services and A STATE OF IT", row)
     assert "IT" in capitals and not {"THE", "OF", "A", "OF IT"} & capitals
-
-
-def test_spellings_of_a_word_are_one_phrase():
-    words = split_words("Colour vision, color vision, fibre, fiber, analysed, analyzed, dialogues, dialog; four")
-    (table,) = find_phrases([(words, np.full((len(words), 3), 1 / 3))])
-    shown = [{words[a][0] for a, b in spans if b - a == 1} for spans in spans_of(table)]
-    for spellings in (
-        {"Colour", "color"},
-        {"fibre", "fiber"},
-        {"analysed", "analyzed"},
-        {"dialogues", "dialog"},
-        {"four"},
-    ):
-        assert spellings in shown
-
-
-@pytest.mark.parametrize("text", [None, "", "..."])
-def test_a_document_without_words_has_no_phrases(text):
-    words = split_words(text or "")
-    tables = find_phrases([] if text is None else [(words, np.full((len(words), 3), 1 / 3))])
-    assert not any(len(table.features) or len(table.spans) for table in tables)

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from nltk.stem.porter import PorterStemmer
 from nltk.stem.snowball import SnowballStemmer
 from transformers import AutoConfig, pipeline
 
-from keyphrase_tools.labels import find_keyphrases, present_keyphrases, tokenize_documents
+from keyphrase_tools.labels import find_keyphrases, present_keyphrases
 from lexperts_lite.words import LANGUAGES, split_words, stem, stem_phrase
 from tests.keyphrase_tools.known_answers import TEXT, names, random_text
 
@@ -36,15 +34,6 @@ def test_english_is_the_default_and_porters_and_the_other_languages_are_nltks():
 ])  # fmt: skip
 def test_forms_of_a_phrase_have_equal_stems(language, one, other, same):
     assert (stem_phrase(one, language) == stem_phrase(other, language) != "") is same
-
-
-@settings(max_examples=40, deadline=None)
-@given(word=st.text(max_size=12), language=st.sampled_from([*LANGUAGES, None]))
-def test_any_word_has_a_stem_that_does_not_depend_on_other_words(language, word):
-    stem.cache_clear()
-    first = stem(word, language)
-    stem("independent", language), stem.cache_clear()
-    assert stem(word, language) == first == stem(word, language)
 
 
 @pytest.mark.parametrize("language, text, expected", [
@@ -116,13 +105,3 @@ def test_a_text_that_is_not_english_is_named_once(everything, row, caplog):
         shown = [record.getMessage() for record in caplog.records if "English" in record.getMessage()]
         assert len(shown) == (expected if row["language"] != "english" else 0)
         assert all("ocument 1 " in line for line in shown)
-
-
-def test_labels_are_those_of_the_language(tiny_tokenizer):
-    batch = {"text": ["Flussmündungen am Fluss"], "keyphrases": [["Flussmündung"]]}
-    english, german = (
-        tokenize_documents(batch, tiny_tokenizer, language=language) for language in ("english", "german")
-    )
-    assert (english["num_present"], german["num_present"]) == ([0], [1])
-    assert sum(label == 1 for label in german["labels"][0]) == 1
-    assert tokenize_documents(batch, tiny_tokenizer) == english

@@ -40,7 +40,6 @@ def units_of(text):
         ("Topics:\n- speech recognition\n- protein folding", ["Topics :", "speech recognition", "protein folding"]),
         ("* a b\n\u2022 c d\n+ e\n\u2013 f", ["*", "a b", "\u2022", "c d", "+", "e", "f"]),
         ("graphs\n1. cuts\n2) flows\n(iv) nets\n2.1 Trees", ["graphs", "1 .", "cuts", "2 )", "flows", "( iv )", "nets", "2.1", "Trees"]),
-        ("- first", ["first"]),
         ("Procedure: CT scan\nClinical history: pain\nTo-do list of all: none", ["Procedure :", "CT scan", "Clinical history : pain", "To do list of all : none"]),
         ("we see that\nthe results of the second test: none", ["we see that the results of the second test : none"]),
         ("```\nmake install\nmake test\n```\nas lines\nof text", ["` ` `", "make install", "make test", "` ` `", "as lines of text"]),
@@ -70,34 +69,27 @@ def units_of(text):
         ("a <!-- b --> c <script>d</script> e", ["a", "[< ! b >]", "c", "[< script > d < script >]", "e"]),
         ("if a <b and c> d, x < y > z", ["if a < b and c > d , x < y > z"]),
         ("CHAIR: graph\n\nSpeaker 2 (laughs): yes\nCHAIR: cuts", ["[CHAIR :]", "graph", "Speaker 2 ( laughs ) :", "yes", "[CHAIR :]", "cuts"]),
-        ("[10:02] Jo: pool\n[10:03] Jo: leak", ["[ 10 : 02", "]", "[Jo :]", "pool", "[ 10 : 03", "]", "[Jo :]", "leak"]),
         ("Graph Cuts: a review", ["Graph Cuts :", "a review"]),
         ("the cuts\n-- \nAda King\nOffice Manager\n\nP.S. nets", ["the cuts", "[Ada King Office Manager]", "P.S. nets"]),
         ("From: Ada King\nTo: B. C,\n  Jo D\nSubject: Graph cuts\n\nBy: nets", ["[From : Ada King To : B . C , Jo D]", "Subject :", "Graph cuts", "By :", "nets"]),
         ("To: the cuts\nAbstract: nets", ["To :", "the cuts", "Abstract :", "nets"]),
         ("SELECT a --\n--- cuts\n", ["SELECT a", "cuts"]),
         ("<script>a <b>cut</b>", ["[< script >]", "a", "[< b >]", "cut", "[< b >]"]),  # without an end
-        ("", []),
         # found in texts that people sent: rows, marks of lists, symbols, senders
         ("name,age,city\nAnna,34,New York\nBen,41,San Francisco\n", ["name , age , city", "Anna , 34 , New York", "Ben , 41 , San Francisco"]),
         ("Anna, 34, New York\nBen, 41, San Jose", ["Anna , 34 , New York", "Ben , 41 , San Jose"]),
-        ("photosynthesis - how plants make sugar\nrespiration - how cells work", ["photosynthesis", "how plants make sugar", "respiration", "how cells work"]),
         ("SKILLS\nPython\nMachine learning\nSQL", ["SKILLS", "Python", "Machine learning", "SQL"]),
-        ("Topics\nneural translation\nspeech recognition\nprotein folding", ["Topics", "neural translation", "speech recognition", "protein folding"]),
         ("Deep Learning for the Translation of Long Texts\nGraph Networks with Attention on Many Edges\nProtein Folding and its Many Applications", [
             "Deep Learning for the Translation of Long Texts", "Graph Networks with Attention on Many Edges", "Protein Folding and its Many Applications"]),
         ("\uf0b7 speech recognition\n\uf0d8 protein folding\n\u25cf graph cuts", ["speech recognition", "protein folding", "graph cuts"]),
         ("\u2013speech\n-protein\n\u2217cuts", ["speech", "protein", "cuts"]),
         ("graph\x0ccuts\x0bin nets", ["graph", "cuts", "in nets"]),
-        ("cloud storage\U0001f680 graph \u2714cuts", ["cloud storage", "graph", "cuts"]),
         ("12/03/24, 10:02 - Ada King: graph\n12/03/24, 10:04 - Jo: cuts", [
             "12 03 24 , 10 : 02", "[Ada King :]", "graph", "12 03 24 , 10 : 04", "[Jo :]", "cuts"]),
         ("Speaker 1: graph\nSpeaker 2: cuts", ["[Speaker 1 :]", "graph", "[Speaker 2 :]", "cuts"]),
         ("**Ada:** graph\n**Ada:** cuts", ["[* * Ada : * *]", "graph", "[* * Ada : * *]", "cuts"]),
         ("Ada (10:02): graph\nJo (10:03): cuts", ["[Ada ( 10 : 02 ) :]", "graph", "[Jo ( 10 : 03 ) :]", "cuts"]),
         ("[10:02] ada: graph\n[10:03] jo: cuts", ["[ 10 : 02", "]", "[ada :]", "graph", "[ 10 : 03", "]", "[jo :]", "cuts"]),
-        ("Navier--Stokes flows", ["Navier Stokes flows"]),
-        ("the cuts\n-- \r\nAda\r\nKing\r\n\r\nA postscript", ["the cuts", "[Ada King]", "A postscript"]),
     ],
 )  # fmt: skip
 def test_units_of(text, expected):
@@ -139,7 +131,6 @@ def test_wrapped_prose_is_one_unit(width, end):
         ("a - 2, a -2, pre- and 2", ["a", "2", ",", "a", "2", ",", "pre", "and", "2"]),
         ("k\n-means http://x.org/k-means", ["k", "means", "http", ":", "x.org", "k", "means"]),  # two lines; hidden
         ("\u5317\u4eac-\u4e0a\u6d77", list("\u5317\u4eac\u4e0a\u6d77")),
-        ("", []),
     ],
 )  # fmt: skip
 def test_terms_of(text, expected):
