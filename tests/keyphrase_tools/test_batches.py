@@ -6,7 +6,6 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from keyphrase_tools.pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from lexperts_lite.batches import prepare_ahead
@@ -76,12 +75,3 @@ def test_the_progress_within_a_long_document_is_shown(lookup, monkeypatch, caplo
     shares, minutes = ([int(each[group]) for each in found] for group in (0, 1))
     assert shares == sorted(shares) and minutes == list(range(minutes[0], minutes[0] - len(minutes), -1))
     assert minutes[0] > 60 and minutes[-1] <= 1
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_gives_the_keyphrases_of_a_cpu(sharp_seke, tiny_tokenizer):
-    model = sharp_seke()
-    expected = KeyphraseExtractionPipeline(model, tiny_tokenizer)(TEXTS)
-    found = KeyphraseExtractionPipeline(model, tiny_tokenizer, device="cuda")(iter(TEXTS), batch_size=4)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert [phrase["keyphrase"] for phrase in ours] == [phrase["keyphrase"] for phrase in theirs]

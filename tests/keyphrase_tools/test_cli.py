@@ -17,16 +17,6 @@ TEXTS = ["Graph cuts solve energy problems.", "Deep networks learn the cuts of a
 KEYPHRASES = [["graph cuts", "energy problems", "absent words"], ["networks"]]
 
 
-@pytest.fixture(scope="module")
-def folder(tiny_seke, tiny_tokenizer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    model = tiny_seke("bert", keyphrase_threshold=0.3)
-    model.classifier.weight.data *= 30
-    for part in (model, tiny_tokenizer):
-        part.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def gold(tmp_path):
     rows = [{"id": i, "text": TEXTS[i], "keyphrases": KEYPHRASES[i]} for i in range(2)]

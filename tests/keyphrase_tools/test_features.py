@@ -54,9 +54,7 @@ class Plain:
     def is_function_word(self, i):
         """Whether a word is an article, a preposition, a pronoun or the like, and not an acronym such as "IT"."""
         word = self.words[i][0]
-        beside = [
-            self.words[j][0] for j in (i - 1, i + 1) if 0 <= j < len(self.words) and self.units[j] == self.units[i]
-        ]
+        beside = [self.words[j][0] for j in (i - 1, i + 1) if self.beside(i, j)]
         beside = [other for other in beside if is_phrase([other])]
         acronym = word.isupper() and len(word) > 1 and not (beside and all(other.isupper() for other in beside))
         return word.lower() in FUNCTION_WORDS and not acronym
