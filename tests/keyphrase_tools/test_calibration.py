@@ -46,8 +46,6 @@ def test_the_temperature_that_was_put_in_is_found(temperature):
     found = fit_temperature(scores, right)
     assert found == pytest.approx(temperature, rel=0.03)
     assert expected_calibration_error(apply_temperature(scores, found), right) < 0.01
-    likelihood = lambda T: np.log(np.where(right, apply_temperature(scores, T), 1 - apply_temperature(scores, T))).sum()  # noqa: E731
-    assert all(likelihood(found) >= likelihood(found * factor) for factor in (0.9, 0.99, 1.01, 1.1))
 
 
 @pytest.mark.parametrize("call, args, message", [

@@ -61,8 +61,6 @@ CASES = [
     ("GANs, gans; a TCP/IP, tcp/ip", ["GAN", "TCP/IP"], {"GAN": ["GANs"], "TCP/IP": ["TCP/IP", "tcp/ip"]}),
     ("Apple and apples, Apple's", ["Apple"], {"Apple": ["Apple", "apples", "Apple's"]}),
     ("the graph cuts", ["graph cut", "graph cuts"], {"graph cut": ["graph cuts"]}),
-    ("graph cut of graph", ["graph", "graph cut", "cut"], {"graph cut": ["graph cut"], "graph": ["graph"]}),
-    ("a a a", ["a a"], {"a a": ["a a"]}),
     ("C, C++ and C#; c", ["C", "C++", "C#"], {"C": ["C"], "C++": ["C++"], "C#": ["C#"]}),
     ("R, R-CNN; COVID-19, 2,4-D", ["R", "COVID", "D", "19", "2,4-D"], {"R": ["R"], "COVID": ["COVID"], "2,4-D": ["2,4-D"]}),
     ("Alzheimer\u2019s disease", ["Alzheimer's disease"], {"Alzheimer's disease": ["Alzheimer\u2019s disease"]}),
@@ -125,18 +123,16 @@ def test_mentions_are_those_that_labels_find(parts, given_phrases):
             assert any(a < end and start < b for a, b in mine) or any(a <= start and end <= b for a, b in kept)
 
 
-def test_a_file_of_documents_is_scored_and_absent_candidates_have_no_place(sharp_seke, tiny_tokenizer, tmp_path):
-    for part in (sharp_seke(), tiny_tokenizer):
-        part.save_pretrained(tmp_path / "model")
+def test_a_file_of_documents_is_scored_and_absent_candidates_have_no_place(folder, tmp_path):
     source = write_jsonl(tmp_path / "texts.jsonl", [{"text": TEXT}])
     (tmp_path / "names.txt").write_text("\ufeffdeep networks\n\nquantum\n energy Problems \n", encoding="utf-8")
-    arguments = ["extract", source, tmp_path / "out.jsonl", "--model", tmp_path / "model", "--mentions", "--candidates"]
+    arguments = ["extract", source, tmp_path / "out.jsonl", "--model", folder, "--mentions", "--candidates"]
     done = CliRunner().invoke(app, [*map(str, arguments), str(tmp_path / "names.txt")])
     assert done.exit_code == 0, done.output
     other = CliRunner().invoke(app, list(map(str, arguments[:-1])))
     assert other.exit_code == 2 and "candidates='names.txt" in other.stderr
     candidates = ["deep networks", "quantum", "energy Problems"]
-    extract = pipeline("keyphrase-extraction", model=str(tmp_path / "model"))
+    extract = pipeline("keyphrase-extraction", model=folder)
     (row,) = lines(tmp_path / "out.jsonl")
     assert row["keyphrases"] == as_written(extract(TEXT, candidates=candidates), mentions=True)
     extract_file(extract, source, tmp_path / "plain.jsonl", candidates=candidates)

@@ -55,11 +55,6 @@ def test_texts_are_cleaned(text, cleaned):
     assert clean(text) == cleaned
 
 
-def test_a_text_with_nothing_to_clean_is_the_same_string():
-    text = "Semi-supervised learning, R&D\nand 5 - 3\t&c."
-    assert clean(text) is text
-
-
 def test_the_lines_of_a_title_are_one():
     title, text = "Deep Residual Learning for Image\n  Recogni-\ntion", "We present a method\nand compare it."
     found = CleanText(join_title(title, text), title=len(title) + 2)

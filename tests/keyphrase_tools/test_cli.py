@@ -67,9 +67,6 @@ def test_score_takes_any_cutoff_and_the_language(tmp_path):
     scores = json.loads(call(*arguments, "--language", "german").output)
     assert scores["recall@21"] == scores["f1@M"] == scores["f1@k"] == 1
     assert json.loads(call(*arguments).output)["precision@M"] == pytest.approx(20 / 21)
-    for wrong, shown in ((("-k", "m"), "k='m'"), (("--language", "klingon"), "language='klingon'")):
-        done = call(*arguments, *wrong)
-        assert done.exit_code == 2 and shown in done.stderr
 
 
 def test_show_prints_keyphrases_and_writes_a_page_that_it_may_replace(folder, tmp_path):
@@ -78,8 +75,6 @@ def test_show_prints_keyphrases_and_writes_a_page_that_it_may_replace(folder, tm
     done = call(*show, tmp_path / "page.html", "--top-k", 3)
     assert done.exit_code == 0 and "a.txt" in done.output and "<mark" in (tmp_path / "page.html").read_text()
     assert call(*show, tmp_path / "page.html", "--top-k", 1).exit_code == 0
-    done = call("show", tmp_path / "missing.txt", "--output", tmp_path / "page.html")
-    assert done.exit_code == 2 and "missing.txt" in done.output
     (tmp_path / "users.html").write_text("<!DOCTYPE html>\n<html lang='en'>")
     for name in ("a.txt", "users.html"):
         before = (tmp_path / name).read_bytes()
@@ -98,7 +93,7 @@ def test_options_are_those_of_the_pipeline(folder, tmp_path):
     assert row["keyphrases"] == as_written(expected, mentions=True) and expected != extract(TEXT)
 
 
-def test_a_style_is_passed_on_and_what_is_missing_is_named(gold, tmp_path, monkeypatch):
+def test_a_style_is_passed_on_and_an_unknown_one_is_named(gold, tmp_path):
     done = call("extract", gold, tmp_path / "out.jsonl", "--model", "tiny", "--style", "tags")
     assert done.exit_code == 0, done.output
     extract, rows = pipeline("keyphrase-extraction", model=locate_model("tiny")), lines(tmp_path / "out.jsonl")
@@ -106,6 +101,3 @@ def test_a_style_is_passed_on_and_what_is_missing_is_named(gold, tmp_path, monke
     assert [[p["score"] for p in row["keyphrases"]] for row in rows] == [[p["score"] for p in row] for row in expected]
     done = call("extract", gold, tmp_path / "other.jsonl", "--model", "tiny", "--style", "news")
     assert done.exit_code == 2 and "'news'" in done.output and "'tags'" in done.output
-    monkeypatch.setattr("run_tools.packaged.find_spec", lambda name: None)
-    done = call("extract", gold, tmp_path / "out")
-    assert done.exit_code == 2 and "lexperts-seke-minilm" in done.output
