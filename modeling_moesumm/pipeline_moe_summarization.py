@@ -23,7 +23,6 @@ class MoeSummarizationPipeline(TextPipeline):
             at sentence ends into windows, whose summaries are joined, and summarised once more if they are together longer
             than `max_length`. `"error"` raises an error. `"truncate"` reads only its beginning, with a warning.
         batch_size (`int`, default 8): texts and windows per batch, sorted by length.
-        clean_up_tokenization_spaces: as in `tokenizer.decode`.
         generate_kwargs: arguments of `generate`; `num_beams` is 4 unless `generation_config` has another.
 
     Returns: `[{"summary_text": ...}]` for one text; a list with one such dictionary per text for a list, and an iterator of

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from modeling_lexicon.terms_lexicon import find_term, truncate_context_around
+from modeling_lexicon import terms_lexicon
+from modeling_lexicon.terms_lexicon import find_term, may_occur, truncate_context_around
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,22 @@ from modeling_lexicon.terms_lexicon import find_term, truncate_context_around
 def test_a_term_is_found_in_its_context_in_another_form(term, context, found):
     place = find_term(term, context)
     assert (place and context[slice(*place)]) == found
+
+
+IRREGULAR = [
+    ("mouse", "The mice ate.", "mice"),
+    ("go", "They went.", "went"),
+    ("break the ice", "He broke the ice!", "broke the ice"),
+]
+
+
+@pytest.mark.parametrize("term, context, found", IRREGULAR)
+def test_irregular_forms_are_found_by_a_lemmatizer_and_possible_without_one(term, context, found, monkeypatch):
+    assert may_occur(term, context) and not may_occur("art", "The party started late.")
+    lemmas = {"mice": "mouse", "went": "go", "broke": "break"}
+    monkeypatch.setattr(terms_lexicon, "lemmatize", lambda word, lang: lemmas.get(word, word))
+    assert context[slice(*find_term(term, context))] == found and may_occur(term, context)
+    assert not may_occur("moose", "The mice ate.") and not may_occur("…", "none")
 
 
 def test_a_long_context_is_truncated_around_the_term():
