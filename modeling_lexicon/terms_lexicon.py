@@ -40,10 +40,10 @@ def find_term(term: str, text: str) -> tuple[int, int] | None:
     for pattern in patterns:
         if found := regex.search(f"(?<!{LETTER})(?:{pattern})(?!{LETTER})", folded, regex.V1):
             return origins[found.start()], origins[found.end() - 1] + 1
-    places, size = list(find_words(folded)) if lemmatize else [], len(bare[-1])
-    lemmas, wanted = (
-        [lemmatize(word, lang="en") for word in each] for each in (map(regex.Match.group, places), bare[-1])
-    )
+    if lemmatize is None:
+        return None
+    places, size = list(find_words(folded)), len(bare[-1])
+    lemmas, wanted = ([lemmatize(word, lang="en") for word in each] for each in ([p.group() for p in places], bare[-1]))
     for i in range(len(places) - size + 1):
         if lemmas[i : i + size] == wanted != []:
             return origins[places[i].start()], origins[places[i + size - 1].end() - 1] + 1
@@ -61,7 +61,7 @@ def may_occur(term: str, text: str) -> bool:
         return find_term(term, text) is not None
     initials = {word.group()[0] for word in find_words(text.casefold())}
     words = [word.group() for word in find_words(term.casefold().removeprefix("to "))]
-    return all(word in SUPPLETIVE or word[0] in initials for word in words)
+    return bool(words) and all(word in SUPPLETIVE or word[0] in initials for word in words)
 
 
 def truncate_context_around(term: str, context: str, fits: Callable[[str], bool]) -> str | None:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import DynamicCache, GenerationConfig
+from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
 from modeling_lexicon.cache_lexicon import CACHE
 from modeling_lexicon.routing_lexicon import CACHE_ATTR
@@ -212,14 +212,11 @@ def test_domain_ids_are_kept_and_the_last_ones_given_hold(texts, caplog):
 
 
 @each_policy
-@each_way
-def test_embeddings_of_a_prompt_are_generated_from_as_its_tokens_are(policy, way, texts):
+def test_embeddings_of_a_prompt_are_generated_from_as_its_tokens_are(policy, texts):
     model, inputs = tiny_lexicon(policy=policy), left_padded(texts)
     mask, embeds = inputs["attention_mask"], model.get_input_embeddings()(inputs["input_ids"])
-    options = {**WAYS[way], "repetition_penalty": 1.0, "max_new_tokens": NEW}  # which reads the prompt's tokens
-    torch.manual_seed(0)
-    found = model.generate(inputs_embeds=embeds, attention_mask=mask, **options)
-    assert torch.equal(found, generate(model, inputs, way, repetition_penalty=1.0, min_new_tokens=None))
+    found = model.generate(inputs_embeds=embeds, attention_mask=mask, max_new_tokens=NEW, **WAYS["beams"])
+    assert torch.equal(found, generate(model, inputs, "beams", min_new_tokens=None))
 
 
 @each_policy
@@ -237,7 +234,8 @@ def test_continuous_batching_and_packed_rows_give_the_same_or_name_the_policy(po
     expected = torch.cat([model(text).logits for text in texts], 1)
     assert_close(model(packed, position_ids=positions, use_cache=False).logits, expected, rtol=0, atol=1e-5)
     options = GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    found = model.generate_batch([text[0].tolist() for text in texts], options)
+    sizes = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
+    found = model.generate_batch([text[0].tolist() for text in texts], options, sizes)
     for text, one in zip(texts, sorted(found.values(), key=lambda one: one.request_id), strict=True):
         expected = model.generate(text, max_new_tokens=NEW, do_sample=False, eos_token_id=None)
         assert one.generated_tokens == expected[0, text.shape[1] :].tolist()
