@@ -196,10 +196,9 @@ class Summarizer:
     def warn_of_doubtful_texts(self, texts: list[str], rows: list[list[int]], first: int):
         """Names the first text, of these token ids, that has hardly a word, or seems to be of a language that the model does not know."""
         for number, (text, ids) in enumerate(zip(texts, rows, strict=True), start=first):
-            reason = (
-                "has hardly a word" if len(ids) < FEW_TOKENS else "has many tokens per word, as other languages have"
-            )
-            if len(ids) < FEW_TOKENS or len(ids) > MANY_TOKENS * len(text.split()):
+            is_short = len(ids) < FEW_TOKENS
+            if is_short or len(ids) > MANY_TOKENS * len(text.split()):
+                reason = "has hardly a word" if is_short else "has many tokens per word, as other languages have"
                 logger.warning_once(f"Text {number} ({text!r:.40}) {reason}: its summary may be wrong.")
                 return
 

@@ -56,7 +56,7 @@ def test_rows_without_summaries_are_prompts_and_a_stock_model_gets_no_dataset_id
     batch = collate(tokenizer, kind.from_config(model.config.text_config), ROWS)
     assert "dataset_ids" not in batch and "labels" in batch
     collator = DataCollatorForMoeSumm(tokenizer, model, max_target_length=16)
-    model.add_dataset("radio")  # known from now on
+    model.add_dataset("radio")
     assert collator([{**ROWS[0], "dataset": "radio"}])["dataset_ids"].tolist() == [3]
 
 

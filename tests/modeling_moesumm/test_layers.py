@@ -103,7 +103,9 @@ def test_a_layer_is_its_formula_with_the_gate_in_each_place(backbone, part, posi
     A = slow.self_attn_layer_norm(A) if backbone == "bart" else A
     expected = torch.stack([layer_by_formula(slow, A[i], int(ids[i]), position, backbone) for i in (0, 1, 3)])
     assert_close(y[[0, 1, 3]], expected)
-    assert_close(y, layer(x, None, routing=RoutingContext(True, ids)))  # by all rows, those without a dataset too
+    every = RoutingContext(True, ids, recording=True)  # all rows, those without a dataset too
+    assert_close(y, layer(x, None, routing=every))
+    assert [int(row.min()) == -1 for row in every.recorded[layer.layer_idx][0]] == [False, False, True, False]
     assert torch.equal(y[2], layer(x, None, routing=RoutingContext(False))[2])  # the main expert alone is the backbone
     weighted_sum(y[[0, 1, 3]]).backward()
     weighted_sum(expected).backward()

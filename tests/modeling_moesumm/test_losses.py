@@ -172,9 +172,12 @@ def test_deputies_alone_get_the_gradients_that_they_get_with_the_main_expert(ree
     "backbone, margin_main, how", [("bart", "model", "call"), ("llama", "model", "config"), ("bart", "last_layer", "call")]
 )  # fmt: skip
 def test_states_that_are_returned_keep_their_gradients(backbone, margin_main, how, batch):
-    model, batch = tiny_moesumm(backbone, margin_main=margin_main), for_backbone(batch, backbone)
+    model, batch = surer(tiny_moesumm(backbone, margin_main=margin_main)).double(), for_backbone(batch, backbone)
     model.set_attn_implementation("eager")
     requested, expected = {"output_hidden_states": True, "output_attentions": True}, model(**batch)
+    expected.loss.backward()
+    wanted = gradients(model)
+    model.zero_grad()
     for name in requested if how == "config" else ():
         setattr(model.config.text_config, name, True)
     output = model(**batch, **(requested if how == "call" else {}))
@@ -185,3 +188,5 @@ def test_states_that_are_returned_keep_their_gradients(backbone, margin_main, ho
         x.retain_grad()
     output.loss.backward()
     assert len(states) >= 5 and all(x.grad is not None and x.grad.abs().max() > 0 for x in states)
+    exact = {"rtol": 1e-8, "atol": 1e-11} if backbone in BACKBONES else {"rtol": 1e-4, "atol": 1e-5}
+    assert_close(gradients(model), wanted, **exact)
