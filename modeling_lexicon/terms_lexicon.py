@@ -3,13 +3,9 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import regex
-
-try:
-    from simplemma import lemmatize  # of the extra `definitions`
-except ImportError:
-    lemmatize = None
 
 # A word ends at what is not a letter of a script with spaces.
 SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -28,7 +24,7 @@ def inflected(word: str) -> str:
 
 def find_term(term: str, text: str) -> tuple[int, int] | None:
     """Start and end of a term in a text: as written, or else with other signs between its words, or else inflected, or else, with
-    simplemma, in an irregular form. The "to" of a verb need not be there.
+    lemminflect, in an irregular form. The "to" of a verb need not be there.
     """
     folded = text.casefold()
     origins = [i for i, char in enumerate(text) for _ in char.casefold()]  # some letters become several
@@ -40,14 +36,29 @@ def find_term(term: str, text: str) -> tuple[int, int] | None:
     for pattern in patterns:
         if found := regex.search(f"(?<!{LETTER})(?:{pattern})(?!{LETTER})", folded, regex.V1):
             return origins[found.start()], origins[found.end() - 1] + 1
-    if lemmatize is None:
+    if find_lemmas() is None:
         return None
     places, size = list(find_words(folded)), len(bare[-1])
-    lemmas, wanted = ([lemmatize(word, lang="en") for word in each] for each in ([p.group() for p in places], bare[-1]))
-    for i in range(len(places) - size + 1):
-        if lemmas[i : i + size] == wanted != []:
+    lemmas, wanted = ([lemmas_of(word) for word in each] for each in ([p.group() for p in places], bare[-1]))
+    for i in range(len(places) - size + 1 if size else 0):
+        if all(map(set.intersection, lemmas[i : i + size], wanted)):
             return origins[places[i].start()], origins[places[i + size - 1].end() - 1] + 1
     return None
+
+
+@cache
+def find_lemmas() -> Callable[[str], dict] | None:
+    """lemminflect's function from a word to its lemmas by parts of speech; `None` where the extra `definitions` is not installed."""
+    try:
+        from lemminflect import getAllLemmas  # imports spaCy where that is installed, so only when it is needed
+    except ImportError:
+        return None
+    return getAllLemmas
+
+
+def lemmas_of(word: str) -> set[str]:
+    """A word and what it can be a form of: broke, break."""
+    return {word, *(lemma for of_kind in find_lemmas()(word).values() for lemma in of_kind)}
 
 
 def find_words(text: str) -> Iterator[regex.Match]:
@@ -56,8 +67,8 @@ def find_words(text: str) -> Iterator[regex.Match]:
 
 
 def may_occur(term: str, text: str) -> bool:
-    """Whether a text has a term, or, without simplemma, a word that could be an irregular form of each of its words."""
-    if find_term(term, text) or lemmatize:
+    """Whether a text has a term, or, without lemminflect, a word that could be an irregular form of each of its words."""
+    if find_term(term, text) or find_lemmas():
         return find_term(term, text) is not None
     initials = {word.group()[0] for word in find_words(text.casefold())}
     words = [word.group() for word in find_words(term.casefold().removeprefix("to "))]

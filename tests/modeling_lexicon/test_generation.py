@@ -61,7 +61,7 @@ def test_the_text_is_the_same_with_and_without_a_cache_and_alone(policy, way, te
             logits = model(ids, attention_mask=whole, position_ids=(whole.cumsum(1) - 1).clamp(min=0), **given).logits
         likely = logits.index_fill(2, torch.tensor([2]), -torch.inf).argmax(-1)  # min_new_tokens: no end
         assert torch.equal(likely[:, -NEW - 1 : -1], cached)
-    for row, text in enumerate(texts) if way != "sampling" else ():  # and as it is alone, without padding
+    for row, text in enumerate(texts) if way != "sampling" else ():  # and alone, without padding
         n = len(cached) // 3
         assert torch.equal(cached[row * n : row * n + n], generate(model, {"input_ids": text}, way))
     other = tiny_lexicon(seed=1, policy=policy)  # negative control
@@ -189,7 +189,7 @@ def test_a_cache_with_tokens_and_without_decisions_is_refused(policy, texts):
 
 @each_policy
 def test_any_assistant_and_looked_up_candidates_change_nothing(policy, texts):
-    """They are no part of the prompt. A stock Llama drafts, which knows no routing inputs; `domain_ids` are the user's."""
+    """They are no part of the prompt. A stock Llama drafts, which has no routing inputs; `domain_ids` are the user's."""
     model, dense, prompt = tiny_lexicon(policy=policy), tiny_dense(), {"input_ids": texts[0]}
     options = {"domain_ids": torch.tensor([1])} if policy == "domain" else {}
     expected = generate(model, prompt, **options)
