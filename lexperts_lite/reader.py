@@ -16,7 +16,7 @@ from .call_options import UNSET, check_batch_size, check_call_options, check_num
 from .diversity import WordStates
 from .features import MIN_PROBABILITY
 from .input_documents import InputDocument, read_document, split_into_blocks
-from .ranking import PhraseRanker, RankedPhrases, select_phrases
+from .ranking import PhraseRanker, select_phrases
 from .titles import MAX_TITLE_LENGTH
 from .windows import Window, WordProbabilities, encode_windows
 from .words import check_language
@@ -324,22 +324,11 @@ class KeyphraseReader:
         found = [block.probabilities.document(number) for number in numbers]
         ranked: Sequence[Any] = [None] * len(numbers)
         if ranker is not None:
-            ranked = self.rank(block, numbers, ranker, language, temperature)
+            documents = [block.documents[number] for number in numbers]
+            words = [(document.text, document.words, p) for document, p in zip(documents, found, strict=True)]
+            classes = [block.probabilities.classes(number) for number in numbers] if ranker.reads_classes else None
+            ranked = ranker.rank(words, language, temperature, classes)
         return [select_phrases(block, *one, **options) for one in zip(numbers, found, ranked, strict=True)]
-
-    @staticmethod
-    def rank(
-        block: Block,
-        numbers: Sequence[int],
-        ranker: PhraseRanker,
-        language: str | None,
-        temperature: float | None,
-    ) -> list[RankedPhrases]:
-        """The phrases of some documents of a block with the scores of a ranker, see `ranking.PhraseRanker.rank`."""
-        read = [(block.documents[number], block.probabilities.document(number)) for number in numbers]
-        words = [(document.text, document.words, p) for document, p in read]
-        classes = [block.probabilities.classes(number) for number in numbers] if ranker.reads_classes else None
-        return ranker.rank(words, language, temperature, classes)
 
 
 def warn_if_all_outside(words: int) -> bool:
