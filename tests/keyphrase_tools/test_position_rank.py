@@ -42,14 +42,6 @@ def test_ranks_solve_the_equation_in_each_document(lengths):
     np.testing.assert_array_equal(np.argsort(found[: lengths[0]])[-3:], np.argsort(expected[: lengths[0]])[-3:])
 
 
-def test_an_early_word_and_a_frequent_word_rank_above_others():
-    words = ["owl", "nest", "egg", "owl", "wing", "owl", "tail"]
-    numbers = np.array([sorted(set(words)).index(word) for word in words])
-    everywhere = np.ones(len(words), dtype=bool)
-    ranks = dict(zip(words, position_ranks(numbers, np.zeros(7, int), np.arange(7), everywhere), strict=True))
-    assert max(ranks, key=ranks.get) == "owl" and ranks["nest"] > ranks["tail"]
-
-
 @pytest.mark.parametrize("counted", [[], [False, False]])
 def test_no_word_is_counted(counted):
     zeros = np.zeros(len(counted), dtype=int)
