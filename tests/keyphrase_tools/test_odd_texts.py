@@ -24,7 +24,7 @@ ODD = {  # a text, and words that it has and does not have, by a pipeline that f
     "scripts": ("graph שלום γράφος график 図グラフ ไทย 理論 العربية हिन्दी 한국어", ["graph", "שלום", "γράφος", "график", "図", "グラフ", "ไทย", "理", "العربية", "हिन्दी", "한국어"], []),
     "right to left": ("\u202bשלום\u202c b \u200fgraph", ["שלום", "b", "graph"], []),
     "surrogates": ("graph \ud800 b\udfff", ["graph", "b"], ["\ud800"]),
-    "decomposed": ("cafe\u0301 b\u0308u", ["café", "b̈u"], []),
+    "decomposed": ("cafe\u0301 b\u0308u", ["cafe\u0301", "b\u0308u"], []),
 }  # fmt: skip
 CHARACTERS = [*"ab12 -/.,'’\n\u0000\ufffd", *"e\u0301\u0327\u00adשלוםאב\u202e日本ไย🙂👩\u200d🔬🇸🇮\ud800\udfffßİ"]
 ANY = st.text(st.one_of(st.sampled_from(CHARACTERS), st.characters(exclude_categories=())), max_size=60)
@@ -56,7 +56,7 @@ def test_odd_texts_have_words_at_their_places_and_each_is_a_candidate_that_is_fo
         assert_spans(text, extract(text, top_k=None, **options))
     found = everything(text, language=None)
     assert_spans(text, found)
-    assert set(present) <= set(map(clean, names(found))) and not set(absent) & set(names(found))
+    assert set(present) <= set(names(found)) and not set(absent) & set(names(found))
     words = split_words(clean(text))
     ends_of_terms = {word for (word, _, _), continued in zip(words, continued_words(words), strict=True) if continued}
     words = [word.lower() for (word, _, _), unit in zip(words, unit_numbers(words), strict=True) if unit >= 0]

@@ -10,7 +10,7 @@ from nltk.stem.porter import PorterStemmer
 
 from lexperts_lite import words
 from lexperts_lite.porter import porter_stem
-from lexperts_lite.words import JOINERS, is_phrase, is_term, join_title, normalise, split_phrase, split_words
+from lexperts_lite.words import JOINERS, is_phrase, is_term, join_title, normalise, split_phrase, split_words, stem
 
 ROOT = Path(__file__).resolve().parents[2]
 TRICKY = [*"aB9_ -/.,'’;(\"\n\t\u2013\u2217", *"éßİΣ\u0301\u200d\u00ad\u0000\ud800\ufffd", *"日本ไทย๒שלום١٢🙂👩🇸🇮½"]
@@ -71,6 +71,11 @@ def test_stems_of_real_and_irregular_words_are_those_of_nltk():
     vocabulary = {word for text in files for word in split_phrase(text)} | PorterStemmer().pool.keys()
     assert len(vocabulary) > 2000
     assert {word: porter_stem(word) for word in vocabulary} == {word: PorterStemmer().stem(word) for word in vocabulary}
+
+
+@pytest.mark.parametrize("one, other", [("Alzheimer\u2019s", "alzheimer"), ("'s", "'s"), ("\ufb01lms", "film")])
+def test_forms_of_an_english_word_have_equal_stems(one, other):
+    assert stem(one) == stem(other) != ""
 
 
 # ---- what a word is
