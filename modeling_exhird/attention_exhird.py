@@ -126,7 +126,6 @@ class SparseRelativeAttention(nn.Module):
         Queries of long texts are processed in chunks: time grows with L^2, and without gradients memory does not.
         """
         B, L, _ = x.shape
-        x = x.masked_fill(~mask[..., None], 0)
         projected = (x if linear is None else linear(x) for linear in (self.query, self.key, self.value))
         q, k, v = (y.unflatten(-1, (self.num_heads, -1)).permute(2, 0, 1, 3) for y in projected)  # (A, B, L, d)
         r = None if self.relative is None else self.offset_keys(L, x)

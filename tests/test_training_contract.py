@@ -126,7 +126,7 @@ def test_what_a_checkpoint_lacks_is_initialised(trainable):
     {
         "SEKE": [{}, {"use_moe": False}, {"use_rnn": False}, {"use_moe": False, "use_rnn": False}],
         "hypernet": [{}, {"bidirectional": True, "meta_hidden_size": None}],
-        "ExHiRD": [{}, {"exclusive_loss_coef": 0, "decoder_init": "mean"}, {"decoder_init": "zeros"}],
+        "ExHiRD": [{}, {"exclusive_loss_coef": 0}],
         "ExHiRD transformer": TRANSFORMER_OPTIONS,
     }
 )
