@@ -38,8 +38,6 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
             The switches alpha, beta, gamma of the sparse masks. With all three off, attention is full.
         lead_size (`int`, default 10), window_size (`int`, default 50), attention_top_k (`int`, default 10):
             g, w and k of the masks. The paper does not give its numbers; these are ours.
-        segment_length (`int`, default `None`):
-            Number of words of a segment, if attention is limited to segments.
         dropout (`float`, default 0.0):
             Dropout rate in the encoder. The papers have no dropout.
         exclusion_window (`int`, default 1):
@@ -84,7 +82,6 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
     lead_size: int = 10
     window_size: int = 50
     attention_top_k: int = 10
-    segment_length: int | None = None
     dropout: float | int = 0.0
     exclusion_window: int = 1
     exclusive_loss_window: int = 4
@@ -127,18 +124,15 @@ class ExhirdConfig(ValidatedConfigMixin, PreTrainedConfig):
         """Raises a `ValueError` for a value out of range."""
         require_one_of(self, CHOICES)
         sizes = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"]
-        require_range(self, [*sizes, "embedding_size", "segment_length", "max_phrases", "max_words_per_phrase"], 1)
+        require_range(self, [*sizes, "embedding_size", "max_phrases", "max_words_per_phrase"], 1)
         require_range(self, ["lead_size", "window_size", "initializer_range", "exclusive_loss_coef"], 0)
         require_range(self, ["attention_top_k"], int(self.use_top_k))
         require_range(self, ["dropout"], 0, 1)
         require_range(self, ["exclusion_window", "exclusive_loss_window"], -1)
-        ids: dict = {}
         for name in TOKEN_FIELDS:
             value = getattr(self, name)
             if not isinstance(value, int) or not 0 <= value < self.vocab_size:
                 raise ValueError(f"{name}={value!r} is not the id of one of the vocab_size={self.vocab_size} words.")
-            if (other := ids.setdefault(value, name)) != name:
-                raise ValueError(f"{name}={value} is also {other}. Give each token its own id.")
         if self.hidden_size % 2:
             raise ValueError(f"hidden_size={self.hidden_size} is odd, but has two halves. Use an even number.")
         if self.encoder_type == "transformer":

@@ -41,7 +41,7 @@ class TransformerLayer(GradientCheckpointingLayer):
         d = config.hidden_size
         pattern = SparsePattern(
             lead=config.lead_size, window=config.window_size, top_k=config.attention_top_k, use_lead=config.use_lead,
-            use_window=config.use_window, use_top_k=config.use_top_k, segment=config.segment_length,
+            use_window=config.use_window, use_top_k=config.use_top_k,
         )  # fmt: skip
         self.attention = SparseRelativeAttention(d, config.num_attention_heads, pattern, config.relative_attention)
         self.attention_norm = nn.LayerNorm(d, eps=1e-6)

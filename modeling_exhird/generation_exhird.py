@@ -13,6 +13,7 @@ from .tokenization_exhird import DIGIT
 
 logger = logging.get_logger(__name__)
 
+LEAST_SCORE = 0.01  # of a known keyphrase that was not generated
 SORT_WINDOW = 8  # number of batches whose documents are sorted by length together
 
 
@@ -182,14 +183,11 @@ class KeyphraseGenerator:
         return results
 
     def choose(self, phrases: list[Written], source, document: Document) -> list[dict]:
-        """Keyphrases without duplicates by stems and signs, and without phrases that have `<unk>`, no letter, digit or text, or a word
-        three times.
-        """
+        """Keyphrases without duplicates by stems and signs, phrases with `<unk>`, and phrases without a letter, a digit or a text."""
         ranked = document.candidates is not None
         unique: dict[tuple, Written] = {}
         for phrase in [*phrases, *self.read_candidates(document)]:
-            is_loop = max(map(phrase.words.count, phrase.words)) > 2
-            if has_words(phrase.words) and not is_loop and self.tokenizer.unk_token not in phrase.words:
+            if has_words(phrase.words) and self.tokenizer.unk_token not in phrase.words:
                 unique.setdefault((tuple(map(stem, phrase.words)), signs_of(phrase.text or "")), phrase)
         stems, kept = [stem(word) for word in source.words], list(unique.values())
         found = [describe_phrase(phrase, stems, source.offsets, document) for phrase in kept]
@@ -197,7 +195,9 @@ class KeyphraseGenerator:
         if self.score is not None and unscored:
             absent = [not found[i]["present"] for i in unscored]
             for i, score in zip(unscored, self.score([kept[i].text for i in unscored], absent, source), strict=True):
-                found[i] = None if score is None else found[i] | {"score": score}
+                found[i] = (
+                    found[i] | {"score": score} if score is not None and (ranked or score >= LEAST_SCORE) else None
+                )
         found = [one for one in found if one is not None]
         best = sorted(found, key=lambda one: -one["score"])[: self.num_keyphrases]
         return best if ranked else [one for one in found if any(one is other for other in best)]

@@ -6,7 +6,7 @@ Letters: n sequences, T tokens, V vocabulary, P tokens of a prompt, K tokens of 
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from transformers import GenerationConfig
@@ -121,13 +121,14 @@ class PromptedKeyphraseGenerator(KeyphraseGenerator):
         return [self.split(*answer) for answer in zip(found, scores, strict=True)]
 
     def split(self, ids: list[int], scores: list[float]) -> list[Written]:
-        """An answer's tokens and their log P -> its phrases, without empty ones."""
+        """An answer's tokens and their log P -> its phrases, without empty ones and without those that go in circles."""
         phrases, start, ends = list[Written](), 0, set(self.format.ends)
         plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         for i, token in enumerate(ids):
             if token in ends or i + 1 == len(ids):
                 whole = self.tokenizer.decode(ids[start : i if token in ends else i + 1], **plain)
-                phrases += self.read_phrases(whole, sum(scores[start : i + 1]))
+                read = self.read_phrases(whole, sum(scores[start : i + 1]))
+                phrases += [p for p in read if self.raw or max(map(p.words.count, p.words)) < 3]
                 start = i + 1
             if token in self.format.stops:
                 break
@@ -189,19 +190,12 @@ def score_phrases(
         raise ValueError(
             f"attn_implementation={kind!r} cannot score candidates. Open the model with 'sdpa' or 'eager'."
         )
-    scores: list[float] = []
-    for start, end in passes([len(ids) for ids in phrases]):
-        scores += read_side_by_side(model, written, prompt, phrases[start:end], absent[start:end])
-    return scores
-
-
-def passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first and last of the phrases that are read together."""
-    start = 0
-    for end in range(1, len(lengths) + 1):
-        if end == len(lengths) or sum(lengths[start : end + 1]) > MAX_TOKENS:
-            yield start, end
+    scores, start = list[float](), 0
+    for end in range(1, len(phrases) + 1):
+        if end == len(phrases) or sum(map(len, phrases[start : end + 1])) > MAX_TOKENS:
+            scores += read_side_by_side(model, written, prompt, phrases[start:end], absent[start:end])
             start = end
+    return scores
 
 
 def read_side_by_side(model, written: PromptFormat, prompt, phrases, absent) -> list[float]:

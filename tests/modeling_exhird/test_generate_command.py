@@ -1,6 +1,7 @@
 # needs: cluster, parquet
 """`lexperts keyphrases generate`: what the pipeline gives, for files; keyphrases of near examples as candidates."""
 
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -37,7 +38,6 @@ def folder(tmp_path_factory):
     write_rows(folder / "tools.jsonl", [{"text": f"the {kind} cuts graphs"} for kind in ("saw", "cat")])
     write_rows(folder / "examples.jsonl", EXAMPLES)
     write_rows(folder / "bare.jsonl", [{"text": "a cat"}])
-    write_rows(folder / "title.jsonl", [{"text": "a", "title": 5, "keyphrases": ["b"]}])
     save_embedder(
         folder / "embedder", [{"term": row["title"], "context": row["text"], "source": ""} for row in EXAMPLES]
     )
@@ -93,7 +93,6 @@ def test_keyphrases_of_near_examples_compete(folder, tmp_path):
     [
         ("no/such-model", {}, "no/such-model"),
         ("llama", {"examples": "bare.jsonl", "embedder": "embedder"}, "bare.jsonl"),
-        ("llama", {"examples": "title.jsonl", "embedder": "embedder"}, "title=5"),
         ("gru", {"examples": "examples.jsonl", "embedder": "embedder"}, "candidates"),
         ("llama", {"examples": "examples.jsonl", "embedder": "no-embedder"}, "no-embedder"),
     ],
@@ -104,16 +103,20 @@ def test_what_is_refused(model, options, fragment, folder, tmp_path):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_the_keyphrases_of_near_examples_come_first(folder, monkeypatch):
+def embed(texts):
+    """Animals here, tools there."""
+    return np.array([[any(tool in text for tool in TOOLS), "cat" in text or "dog" in text] for text in texts]) + 0.01
+
+
+def test_the_keyphrases_of_near_examples_come_first(monkeypatch):
     monkeypatch.setattr("lexperts.near_examples.NEAREST", 8)
-    embedder = str(folder / "embedder")
-    near = NearExamples([*EXAMPLES, {"text": "saw", "keyphrases": []}], embedder)
+    near = NearExamples([*EXAMPLES, {"text": "saw", "keyphrases": []}], embed)
     animal, tool = near.candidates([{"text": "cat"}, {"title": "the axe", "text": "axe"}])
     assert animal[0] == "animals" and set(animal) == {"animals", "cat", "dog"}
     assert tool[0] == "tools" and set(tool) == {"tools", *TOOLS}
     assert near.add_candidates([{"id": 7, "text": "cat"}]) == [{"id": 7, "text": "cat", "candidates": animal}]
     rows = [{"text": "the cat", "keyphrases": ["its own"]}, {"text": "the dog", "keyphrases": ["dog"]}]
-    near = NearExamples(rows, embedder)  # a document is not an example of itself
+    near = NearExamples(rows, embed)  # a document is not an example of itself
     assert near.candidates([{"text": "the cat"}]) == [["dog"]] and near.add_candidates([]) == []
     with pytest.raises(UserError, match="1 examples"):
-        NearExamples([{"text": "a", "keyphrases": []}], embedder)
+        NearExamples([{"text": "a", "keyphrases": []}], embed)

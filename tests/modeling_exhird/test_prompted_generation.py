@@ -4,13 +4,14 @@ import copy
 import logging
 import re
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipelines)
-from modeling_exhird import prompted_generation_exhird
+from modeling_exhird import generation_exhird, prompted_generation_exhird
 from modeling_exhird.generation_exhird import Document
 from modeling_exhird.pipeline_keyphrase_generation import make_generator
 from modeling_exhird.prompted_generation_exhird import score_phrases
@@ -194,12 +195,15 @@ def test_a_known_keyphrase_in_the_title_is_a_candidate():
     model = copy.deepcopy(fitted())
     known = "graph; C;c#; graph cuts; tides; flow"
     model.config.keyphrase_generation = model.config.keyphrase_generation | {"known_keyphrases": known}
-    document = {"title": "Tides of C# in graph cuts", "text": PAIRS[0]["text"]}
-    found, plain = generate_keyphrases(model, llama_tokenizer(), document), generate(document)
+    document = {"title": "Tides of C++ and C# in graph cuts", "text": PAIRS[0]["text"]}
+    with patch.object(generation_exhird, "LEAST_SCORE", 0.0):
+        found, plain = generate_keyphrases(model, llama_tokenizer(), document), generate(document)
     names = [phrase["keyphrase"] for phrase in found]
     assert {"Tides", "C#"} <= set(names) and not {"C", "flow"} & set(names)
     assert found[: len(plain)] == plain  # the generated ones, as ever
     check_places(document, found)
+    with patch.object(generation_exhird, "LEAST_SCORE", 1.0):
+        assert generate_keyphrases(model, llama_tokenizer(), document) == plain
     assert generate_keyphrases(model, llama_tokenizer(), document["text"]) == generate(document["text"])
 
 

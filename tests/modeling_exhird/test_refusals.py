@@ -58,10 +58,10 @@ def scored(**changes):
 
 ALONE = {"use_window": False, "use_top_k": False}
 FIELDS = [
-    {"encoder_type": "gru"}, {"relative_attention": "both"}, {"hidden_size": 0}, {"segment_length": 0}, {"window_size": -1},
+    {"encoder_type": "gru"}, {"relative_attention": "both"}, {"hidden_size": 0}, {"window_size": -1},
     {"exclusive_loss_coef": -0.5}, {"dropout": 1.5}, {"exclusion_window": -2}, {"initializer_range": float("nan")},
     {"hidden_size": 15, "encoder_type": "bigru"}, {"num_attention_heads": 3}, {"embedding_size": 8}, {"pad_token_id": None},
-    {"eos_token_id": [3, 4]}, {"end_phrase_token_id": 50004}, {"absent_token_id": 5}, {"attention_top_k": 0},
+    {"eos_token_id": [3, 4]}, {"end_phrase_token_id": 50004}, {"attention_top_k": 0},
     {"lead_size": 0, **ALONE}, {"num_attention_heads": 6, "hidden_size": 18, "relative_attention": "none"},
 ]  # fmt: skip
 LIMITS = [{"exclusion_window": -2}, {"max_phrases": 0}, {"max_source_length": 0}, {"max_tokens_per_phrase": 0}]
@@ -69,7 +69,6 @@ TABLE = [
     *((config, change, ValueError, re.escape("{}={!r}".format(*next(iter(change.items()))))) for change in FIELDS),
     (partial(ExhirdConfig.from_tokenizer, word_tokenizer()), {"hiden_size": 3}, ValueError, "hiden_size"),
     *((settings, change, ValueError, next(iter(change))) for change in LIMITS),
-    (settings, {"max_phrase": 2}, TypeError, "max_phrase"),
     (prompt_format, {"keyphrase_generation": None}, ValueError, "'llama' .*keyphrase_generation"),
     (prompt_format, {"eos_token_id": None}, ValueError, "eos_token_id=None"),
     (prompt_format, {"vocab_size": 300}, ValueError, "300"),
@@ -122,6 +121,5 @@ def test_it_is_refused(call, change, kind, fragment):
 
 
 def test_what_a_pattern_does_not_need_may_be_anything():
-    config(lead_size=0)
     config(attention_top_k=0, use_top_k=False)
     config(hidden_size=18, num_attention_heads=6)  # heads of an odd size, without sinusoids of their own

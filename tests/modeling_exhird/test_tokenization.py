@@ -31,9 +31,9 @@ TEXTS = {
     "net\u00adwork\u200bs \x00a\x07b": "networks ab",
     "\u03b1-helix \u6df1\u5ea6 deep \U0001f600 nets": "helix deep nets",
     "as in [12] and {\\bf x}, ] or } here[3]now": "as in and , or here now",
+    "in [0,1) and [a [b] c] end": "in <digit> ) and end",
     "12d and 2w2 but d12 and _5": "<digit> and <digit> but d12 and _5",
     "3.5, 1,000 -7 +.05 2.5e3 1.2.3": "<digit> , <digit>",
-    "(1), (2) 5. 10 - 20% of 3/4": "( <digit> ) , ( <digit> ) <digit> . <digit> of <digit>",
     "v1.5 a.5 5..6 p<0.05": "v1 . <digit> a . <digit> . . <digit> p < <digit>",
     "<digit> 5<digit>x <EOT> <p_start><a_start>": "<digit> x <eot> <p_start> <a_start>",
     " \n;-!?\u2014\u03b1[x]": "",
@@ -50,7 +50,6 @@ def test_each_word_says_where_it_stands():
     for text, expected in (
         ("The naïve 10 - 20% GRAPH", ["The", "naïve", "10 - 20", "GRAPH"]),
         ("\ufb01nite [3] .5 (<digit> 7)", ["\ufb01nite", ".5", "(", "<digit> 7", ")"]),
-        ("2 [x] 3 net\u00adwork", ["2 [x] 3", "net\u00adwork"]),
         ("\u2026x", ["\u2026", "\u2026", "\u2026", "x"]),
     ):
         assert [text[start:end] for _, start, end in split_words(text)] == expected

@@ -10,7 +10,6 @@ from tests.tiny_models import make_trainer
 from .conftest import (
     PAIRS,
     document_rows,
-    each_kind,
     generate_keyphrases,
     make_batch,
     tiny_exhird,
@@ -21,7 +20,7 @@ from .conftest import (
 PARTS = {"data_collator": DataCollatorForKeyphraseGeneration(word_tokenizer()), "processing_class": word_tokenizer()}
 
 
-@each_kind
+@pytest.mark.parametrize("kind", ["bigru", pytest.param("transformer", marks=pytest.mark.nightly)])
 def test_the_stock_trainer_memorises_documents(kind, tmp_path):
     """Phrases of the vocabulary, copied ones and absent ones."""
     model = tiny_exhird(kind, max_words_per_phrase=6)
