@@ -38,7 +38,7 @@ from modeling_lexicon import LexiconConfig, LexiconForCausalLM, LexiconForSequen
 from modeling_moesumm import MoeSummConfig, MoeSummForCausalLM, MoeSummForConditionalGeneration, MoeSummModel
 from modeling_seke import SekeConfig, SekeForTokenClassification, SekeModel
 
-from .modeling_exhird.conftest import as_rows, document_rows, tiny_exhird, word_tokenizer
+from .modeling_exhird.conftest import document_rows, tiny_exhird, word_tokenizer
 from .modeling_lexicon.conftest import POLICIES, tiny_lexicon
 from .modeling_moesumm.conftest import tiny_moesumm
 from .tools import as_rows

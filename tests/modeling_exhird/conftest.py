@@ -11,6 +11,7 @@ from modeling_exhird import (
     ExhirdTokenizer,
     tokenize_documents,
 )
+from tests.tools import as_rows
 
 VOCABULARY = [
     "graph cuts segment images by the flow in a network",
@@ -48,10 +49,6 @@ KIND_SIZES = {
     "bigru": {"embedding_size": 8},
 }
 each_kind = pytest.mark.parametrize("kind", KIND_SIZES)
-
-
-def as_rows(columns) -> list[dict]:
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def word_tokenizer(padding_side="right"):

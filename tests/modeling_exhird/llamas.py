@@ -7,9 +7,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from modeling_exhird import DataCollatorForPrompts, tokenize_prompts
 from modeling_exhird.prompts_exhird import PromptFormat
-from tests.tools import train_tokenizer
+from tests.tools import as_rows, train_tokenizer
 
-from .conftest import DOCUMENTS, VOCABULARY, as_rows
+from .conftest import DOCUMENTS, VOCABULARY
 
 BACKBONES = ("llama", "mistral", "qwen2", "qwen3")
 SIZES = {

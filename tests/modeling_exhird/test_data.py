@@ -19,8 +19,7 @@ from modeling_exhird.data_exhird import (
     tokenize_documents,
 )
 from modeling_exhird.tokenization_exhird import MARKS, ExhirdTokenizer
-
-from .conftest import as_rows
+from tests.tools import as_rows
 
 WORDS = ["graph", "cuts", "neural", "network", "deep", "model", "the", "of", "."]
 
