@@ -103,7 +103,7 @@ def open_generator(name: str, device: str | None, options: dict, examples: list[
             phrase["field"] = phrase.get("field", "text") if phrase["present"] else None
         return [{"keyphrases": phrases} for phrases in found]
 
-    process([{"text": "Keyphrases."}])  # raises errors of options
+    process([{"text": "Keyphrases of a document."}])  # raises errors of options
     return process
 
 

@@ -17,6 +17,7 @@ from .words import APOSTROPHES, split_words, stem
 Words = Sequence[tuple[str, int, int]]  # (word, start, end)
 Spans = Sequence[tuple[int, int]]  # of words, (start, end)
 ACRONYM = 4  # letters
+LONGEST = 50  # words of a candidate, by which the time of a text grows
 
 
 class Candidates:
@@ -24,7 +25,7 @@ class Candidates:
 
     Raises:
         TypeError: for anything but a list of strings.
-        ValueError: for an empty list, and for a phrase without words.
+        ValueError: for an empty list, and for a phrase without words or with more than LONGEST.
     """
 
     def __init__(self, phrases: Sequence[str]):
@@ -33,6 +34,8 @@ class Candidates:
         self._words = {phrase: counted_words(split_words(clean_characters(phrase))) for phrase in phrases}
         if not all(self._words.values()) or not phrases:
             raise ValueError(f"candidates={phrases!r:.60} has no phrase, or one without words.")
+        if (longest := max(map(len, self._words.values()))) > LONGEST:
+            raise ValueError(f"candidates has a phrase of {longest} words, more than {LONGEST}.")
         self._tries: dict[str | None, dict] = {}
         self._phrases: dict[str | None, list[str]] = {}
 

@@ -155,7 +155,7 @@ def read_config(folder: Path) -> SimpleNamespace:
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         labels = {int(i): str(name) for i, name in values["id2label"].items()}
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not the configuration of a keyphrase model: {error!r}.") from error
     if (values.get("exported") or {}).get("onnx", {}).get("precision") not in GRAPHS:
         raise ValueError(f"{folder} holds no ONNX graph. Write one with `lexperts keyphrases export {folder} OUT`.")

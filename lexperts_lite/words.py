@@ -7,20 +7,20 @@ visible character is a word by itself; a composed emoji counts as one character.
 themselves, as in SEKE's reference, but offsets keep the original form: a phrase over "semi-supervised learning" is shown with its
 hyphen. In scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character is a word.
 
-English words get Porter stems, as in both scoring conventions: NLTK's PorterStemmer with its extensions, by which published scores are
-computed. The other languages of `LANGUAGES` have NLTK's Snowball stemmers; in French and Italian an elided article or pronoun is removed
-first ("d'estuaires", "dell'acqua"). NLTK is imported on the first call, since its import takes a second.
+English words get Porter stems, as in both scoring conventions (see `porter`). The other languages of `LANGUAGES` have Snowball stemmers; in
+French and Italian an elided article or pronoun is removed first ("d'estuaires", "dell'acqua").
 """
 
 import re
 import unicodedata
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import regex
 
 from .clean import clean_characters
+from .porter import porter_stem
 
 JOINERS = "-/\u2010\u2011\u2012\u2013\u2217"  # hyphens, slash, en dash, and the asterisk, which the reference treats in the same way
 APOSTROPHES = "'\u2019"
@@ -174,17 +174,6 @@ def check_language(language: str | None) -> str | None:
     )
 
 
-@cache
-def _stemmer(language: str):
-    if language == "english":
-        from nltk.stem.porter import PorterStemmer
-
-        return PorterStemmer()
-    from nltk.stem.snowball import SnowballStemmer
-
-    return SnowballStemmer(check_language(language))
-
-
 @lru_cache(maxsize=1 << 18)
 def stem(word: str, language: str | None = "english") -> str:
     """The stem of a word in the normal form, without a possessive 's; with `language=None` the case-folded word."""
@@ -195,7 +184,11 @@ def stem(word: str, language: str | None = "english") -> str:
         word = word[:-2]
     if language in _ELISIONS and (elided := _ELISIONS[language].match(word)):
         word = word[elided.end() :]
-    return _stemmer(language).stem(word)
+    if language == "english":
+        return porter_stem(word)
+    import snowballstemmer  # reads the rules of all languages
+
+    return snowballstemmer.stemmer(check_language(language)).stemWord(word)  # a new one, since it has a state
 
 
 @lru_cache(maxsize=1 << 16)

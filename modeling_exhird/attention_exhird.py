@@ -2,7 +2,7 @@
 """Sparse self-attention with relative positions (Xu et al. 2021, Sect. 2), over all pairs of tokens.
 
 Letters: B texts, L tokens of the longest text, n queries of a chunk, H hidden size, A heads, d = H / A; i a query's position,
-j a key's; g lead tokens, w window, k keys by score, N tokens of a segment.
+j a key's; g lead tokens, w window, k keys by score.
 
 The head dimension comes before the batch, (A, B, L, d): a term that depends only on the offset i - j is then one product for
 all texts.
@@ -32,17 +32,15 @@ def top_k_mask(scores: torch.Tensor, k: int, mask: torch.Tensor) -> torch.Tensor
 
 @dataclass(frozen=True)
 class SparsePattern:
-    """The visible keys of each token: lead or neighbour or top-k, and in the same segment   (Eq. 8)
+    """The visible keys of each token: lead or neighbour or top-k   (Eq. 8)
 
-    With all switches off every token attends to its whole segment. A token with no visible key gets a zero output; with the
-    lead mask alone this happens in later segments. The configuration has the defaults and validates the numbers.
+    With all switches off every token attends to all. The configuration has the defaults and validates the numbers.
 
     Args:
         lead: g; the first g tokens attend to all tokens, and all tokens to them.
         window: w; a token attends to floor(w / 2) neighbours on either side, and itself.
-        top_k: k; keys by their scores, for each head and query, selected among all keys of the segment.
+        top_k: k; keys by their scores, for each head and query, selected among all keys.
         use_lead, use_window, use_top_k: alpha, beta, gamma.
-        segment: N; attention stays within segments of N tokens. `None` for no segments.
     """
 
     lead: int = 10
@@ -51,10 +49,9 @@ class SparsePattern:
     use_lead: bool = True
     use_window: bool = True
     use_top_k: bool = True
-    segment: int | None = None
 
     def mask(self, length: int, device=None, rows: slice = ALL) -> torch.Tensor:
-        """(L, L), or those rows of it: the lead and window masks, without top-k and segments."""
+        """(L, L), or those rows of it: the lead and window masks, without top-k."""
         position = torch.arange(length, device=device)
         full = not (self.use_lead or self.use_window or self.use_top_k)
         visible = torch.full((1, length), full, device=device).expand(len(position[rows]), -1)
@@ -64,11 +61,6 @@ class SparsePattern:
         if self.use_window:  # |i - j| <= floor(w / 2)   (Eq. 6)
             visible = visible | ((position[rows, None] - position).abs() <= self.window // 2)
         return visible
-
-    def same_segment(self, length: int, device=None, rows: slice = ALL) -> torch.Tensor:
-        """(L, L), or those rows of it: true where i and j are in the same segment of N tokens   (Eq. 1-3)"""
-        segment = torch.arange(length, device=device) // (self.segment or length)
-        return segment[rows, None] == segment
 
 
 def sinusoids(positions: torch.Tensor, width: int, dtype=torch.float32) -> torch.Tensor:
@@ -126,7 +118,6 @@ class SparseRelativeAttention(nn.Module):
         Queries of long texts are processed in chunks: time grows with L^2, and without gradients memory does not.
         """
         B, L, _ = x.shape
-        x = x.masked_fill(~mask[..., None], 0)
         projected = (x if linear is None else linear(x) for linear in (self.query, self.key, self.value))
         q, k, v = (y.unflatten(-1, (self.num_heads, -1)).permute(2, 0, 1, 3) for y in projected)  # (A, B, L, d)
         r = None if self.relative is None else self.offset_keys(L, x)
@@ -144,8 +135,8 @@ class SparseRelativeAttention(nn.Module):
         return R.expand(A, *R.shape) if project is None else project(R).unflatten(-1, (A, d)).movedim(-2, 0)
 
     def attend(self, q, k, v, r, mask: torch.Tensor, rows: slice) -> torch.Tensor:
-        """q (A, B, n, d) of some rows, k and v (A, B, L, d), r (A, 2 L, d) -> (A, B, n, d), 0 for tokens without a visible key."""
-        L, device = k.shape[2], q.device
+        """q (A, B, n, d) of some rows, k and v (A, B, L, d), r (A, 2 L, d) -> (A, B, n, d)."""
+        L = k.shape[2]
         if r is None:
             scores = (self.scale * q) @ k.mT  # (A, B, n, L)
         else:
@@ -153,12 +144,10 @@ class SparseRelativeAttention(nn.Module):
             r = r[:, L - rows.stop : 2 * L - rows.start]  # from the last query's to the first's
             to_offsets = ((self.scale * (q + w)).flatten(1, 2) @ r.mT).unflatten(1, q.shape[1:3])
             scores = (self.scale * (q + u)) @ k.mT + relative_shift(to_offsets)
-        allowed = mask[:, None] & self.pattern.same_segment(L, device, rows)  # (B, n, L)
-        visible = self.pattern.mask(L, device, rows)
+        visible = self.pattern.mask(L, q.device, rows)
         if self.pattern.use_top_k:
-            visible = visible | top_k_mask(scores, self.pattern.top_k, allowed)  # (A, B, n, L)
-        visible = visible & allowed
-        # a finite number, since -inf would give nan in a row without a visible key
-        scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+            visible = visible | top_k_mask(scores, self.pattern.top_k, mask[:, None])  # (A, B, n, L)
+        # a finite number, since -inf would give nan in a text without a word
+        scores = scores.masked_fill(~(visible & mask[:, None]), torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
-        return (weights @ v).masked_fill(~visible.any(-1, keepdim=True), 0)
+        return weights @ v

@@ -10,9 +10,8 @@ Letters: B documents, L source words, T words of a target.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from .tokenization_exhird import DIGIT, MARKS, TITLE_END, EncodedSource, ExhirdT
 
 logger = logging.get_logger(__name__)
 
-ON_LONG = ("drop", "truncate")
 _NO_WORDS = frozenset(MARKS) - {DIGIT}
 _SEPARATORS = frozenset(
     "-\u2010\u2011\u2012\u2013\u2014_/\\|\"\u201c\u201d\u201e'\u2018\u2019`\u00b4[]{}\u2026\u00b7\u2022"
@@ -154,31 +152,18 @@ def make_labels(
     return [*rows, [tokenizer.eos_token_id]]
 
 
-class EncodeLimits(NamedTuple):
-    """Limits of `tokenize_documents`, see there."""
-
-    max_source_length: int | None
-    max_target_length: int | None
-    on_long: str
-    max_words: int | None
-
-
 def tokenize_documents(
     batch: Mapping[str, Sequence],
     tokenizer: ExhirdTokenizer,
     *,
-    text_column: str = "text",
-    title_column: str | None = "title",
-    keyphrases_column: str | None = "keyphrases",
     max_source_length: int | None = 400,
     max_target_length: int | None = 80,
-    on_long: str = "drop",
     max_words: int | None = 6,
 ) -> dict[str, list]:
     """Documents -> rows for training, for `datasets.Dataset.map`.
 
-    Documents whose text has no words, and those without a keyphrase that could be learnt, are dropped. A warning gives
-    the numbers of dropped documents and keyphrases.
+    Long documents, those whose text has no words, and those without a keyphrase that could be learnt, are dropped. A warning
+    gives the numbers of dropped documents and keyphrases.
 
     ```python
     >>> options = {"fn_kwargs": {"tokenizer": tokenizer}, "remove_columns": dataset.column_names}
@@ -186,51 +171,46 @@ def tokenize_documents(
     ```
 
     Args:
-        batch: columns of texts, of lists of keyphrases (or strings with `;` between keyphrases) and, optionally, of
-            titles. A text may also be a list of words.
+        batch: columns `text`, `keyphrases` (lists, or strings with `;` between keyphrases) and, optionally, `title`. A text
+            may also be a list of words.
         tokenizer: the model's.
-        text_column, title_column: names of the columns; a missing column "title" is ignored.
-        keyphrases_column: `None` for documents without keyphrases, whose rows have no labels.
         max_source_length: words of title and text, `<eot>` included. `None` for no limit.
         max_target_length: words of all keyphrases, including each one's start and `;`. `None` for no limit.
-        on_long: what happens to longer documents. `"drop"` leaves them out, `"truncate"` cuts the end of the source
-            and the last whole phrases.
         max_words: words of a keyphrase; longer ones are dropped. `None` for no limit.
 
     Returns:
         `input_ids`, `copy_ids` and `labels` (a document's rows).
-
-    Raises:
-        ValueError: for a missing column, and an unknown `on_long`.
     """
-    if on_long not in ON_LONG:
-        raise ValueError(f"on_long={on_long!r} is not known. Use one of {', '.join(map(repr, ON_LONG))}.")
-    title_column = find_columns(batch, text_column, title_column, keyphrases_column)
-    limits = EncodeLimits(max_source_length, max_target_length, on_long, max_words)
-    counts: Counter[str] = Counter()
-    rows = []
-    for index, text in enumerate(batch[text_column]):
-        title = batch[title_column][index] if title_column else None
-        keyphrases = (batch[keyphrases_column][index] or ()) if keyphrases_column else None
-        rows.append(tokenize_document(join_words(text), join_words(title), keyphrases, tokenizer, limits, counts))
-    log_counts(counts, limits)
-    names = ["input_ids", "copy_ids", *(["labels"] if keyphrases_column else [])]
-    return {name: [row[name] for row in rows if row is not None] for name in names}
+    counts: Counter[str] = Counter(documents=len(batch["text"]))
+    rows: dict[str, list] = {"input_ids": [], "copy_ids": [], "labels": []}
+    for title, text, keyphrases in documents_of(batch):
+        source = tokenizer.encode_source(text, title)
+        if not has_words(word for word, at in zip(source.words, source.offsets, strict=True) if at and at[0] == "text"):
+            counts["wordless"] += 1
+            continue
+        labels = document_labels(keyphrases, source, tokenizer, max_words, counts)
+        too_long = max_source_length is not None and len(source.words) > max_source_length
+        too_long |= max_target_length is not None and sum(map(len, labels[:-1])) > max_target_length
+        if len(labels) == 1 or too_long:
+            counts["unlabelled" if len(labels) == 1 else "long"] += 1
+            continue
+        for name, values in zip(rows, (source.input_ids, source.copy_ids, labels), strict=True):
+            rows[name].append(values)
+    warn_of(
+        counts,
+        wordless="documents have no words in their text and were dropped",
+        long_phrases=f"phrases have more than {max_words} words and were dropped",
+        unlabelled="documents have no keyphrase that could be learnt and were dropped",
+        long=f"documents are longer than {max_source_length} words or {max_target_length} target words and were dropped",
+    )
+    return rows
 
 
-def find_columns(
-    batch: Mapping, text_column: str, title_column: str | None, keyphrases_column: str | None
-) -> str | None:
-    """The column of titles, `None` without one. Raises a `ValueError` for a missing column."""
-    if title_column == "title" and "title" not in batch:
-        title_column = None
-    for column in filter(None, (text_column, keyphrases_column, title_column)):
-        if column not in batch:
-            raise ValueError(
-                f"The column {column!r} is missing; the columns are {', '.join(map(repr, batch))}. "
-                "Name yours with text_column=, keyphrases_column= and title_column=."
-            )
-    return title_column
+def documents_of(batch: Mapping[str, Sequence]) -> Iterator[tuple[str, str, Sequence[str] | str | None]]:
+    """Title, text and keyphrases of each document of a batch; the title may be missing."""
+    texts = batch["text"]
+    for title, text, keyphrases in zip(batch.get("title", [""] * len(texts)), texts, batch["keyphrases"], strict=True):
+        yield join_words(title), join_words(text), keyphrases
 
 
 def join_words(text: str | Sequence[str] | None) -> str:
@@ -238,66 +218,17 @@ def join_words(text: str | Sequence[str] | None) -> str:
     return text if isinstance(text, str) else " ".join(text or ())
 
 
-def tokenize_document(
-    text: str, title: str, keyphrases: Sequence[str] | str | None, tokenizer, limits: EncodeLimits, counts: Counter
-) -> dict | None:
-    """The row of one document, or `None` if it is dropped; `counts` gets the reason."""
-    counts["documents"] += 1
-    source = tokenizer.encode_source(text, title)
-    if not has_words(word for word, at in zip(source.words, source.offsets, strict=True) if at and at[0] == "text"):
-        counts["wordless"] += 1
-        return None
-    length, max_source, max_target = len(source.words), limits.max_source_length, limits.max_target_length
-    long = max_source is not None and length > max_source
-    if long and max_source is not None and limits.on_long == "truncate":
-        source = truncate_source(source, max_source, len(tokenizer))
-    row, target = {"input_ids": source.input_ids, "copy_ids": source.copy_ids}, 0
-    if keyphrases is not None:
-        labels = row["labels"] = document_labels(keyphrases, source, tokenizer, limits, counts)
-        target = sum(map(len, labels[:-1]))
-        while limits.on_long == "truncate" and max_target is not None and sum(map(len, labels[:-1])) > max_target:
-            del labels[-2]
-        if len(labels) == 1:
-            counts["unlabelled"] += 1
-            return None
-    if long or (max_target is not None and target > max_target):
-        counts["long"] += 1
-        if limits.on_long == "drop":
-            return None
-    return row
-
-
 def document_labels(
-    keyphrases, source: EncodedSource, tokenizer, limits: EncodeLimits, counts: Counter
+    keyphrases, source: EncodedSource, tokenizer, max_words: int | None, counts: Counter
 ) -> list[list[int]]:
     """A document's rows of labels, not yet limited in their total length; dropped long phrases are counted."""
     cleaned = clean_keyphrases(keyphrases, None)
-    phrases = [phrase for phrase in cleaned if limits.max_words is None or len(phrase) <= limits.max_words]
+    phrases = [phrase for phrase in cleaned if max_words is None or len(phrase) <= max_words]
     counts["phrases"] += len(cleaned)
     counts["long_phrases"] += len(cleaned) - len(phrases)
     present, absent = split_present_absent(source.words, phrases)
     absent = drop_unlearnable(absent, source.words, tokenizer)
     return make_labels(present, absent, source, tokenizer)
-
-
-def truncate_source(source: EncodedSource, length: int, vocab_size: int) -> EncodedSource:
-    """The first words of a source."""
-    words, ids, copies, oov_words, offsets = source
-    num_oov = max((i - vocab_size + 1 for i in copies[:length]), default=0)
-    return EncodedSource(words[:length], ids[:length], copies[:length], oov_words[: max(num_oov, 0)], offsets[:length])
-
-
-def log_counts(counts: Counter, limits: EncodeLimits):
-    """Warns of dropped and truncated documents and phrases."""
-    action = "truncated" if limits.on_long == "truncate" else "dropped"
-    longest = f"{limits.max_source_length} words or {limits.max_target_length} target words"
-    warn_of(
-        counts,
-        wordless="documents have no words in their text and were dropped",
-        long_phrases=f"phrases have more than {limits.max_words} words and were dropped",
-        unlabelled="documents have no keyphrase that could be learnt and were dropped",
-        long=f"documents are longer than {longest} and were {action}",
-    )
 
 
 def warn_of(counts: Counter, **reasons: str):
@@ -310,52 +241,34 @@ def warn_of(counts: Counter, **reasons: str):
 class DataCollatorForKeyphraseGeneration:
     """Rows of `tokenize_documents` -> `input_ids`, `attention_mask`, `copy_ids` (B, L) and `labels` (B, T), padded with -100.
 
-    The label rows of a document are concatenated, in the layout that `generate` returns.
-
-    Sources are padded on the tokenizer's padding side, labels on the right. Rows without labels make batches without labels. All
-    other columns are ignored.
+    The label rows of a document are concatenated, in the layout that `generate` returns. Sources are padded on the tokenizer's
+    padding side, labels on the right. Rows without labels make batches without labels. All other columns are ignored.
 
     Args:
         tokenizer: the model's.
-        pad_to_multiple_of: pads sources to a multiple of it.
-
-    Raises:
-        ValueError: for an empty row, and for one without `input_ids` and `copy_ids`.
     """
 
-    def __init__(self, tokenizer: ExhirdTokenizer, pad_to_multiple_of: int | None = None):
-        self.tokenizer, self.pad_to_multiple_of = tokenizer, pad_to_multiple_of
+    def __init__(self, tokenizer: ExhirdTokenizer):
+        self.tokenizer = tokenizer
 
     def __call__(self, rows: Sequence[Mapping]) -> dict[str, torch.Tensor]:
         """Rows -> a padded batch."""
-        for index, row in enumerate(rows):
-            if row.get("input_ids") is None or row.get("copy_ids") is None:
-                raise ValueError(
-                    f"Row {index} of the batch has no input_ids and copy_ids; it has {', '.join(map(repr, row))}. "
-                    "Make rows with tokenize_documents, or with tokenizer.encode_source."
-                )
-            if not len(row["input_ids"]):
-                raise ValueError(f"Row {index} of the batch has no words. Leave out empty rows.")
         side, pad_id = self.tokenizer.padding_side, self.tokenizer.pad_token_id
         sources = [row["input_ids"] for row in rows]
         batch = {
-            "input_ids": self.pad(sources, pad_id, side),
-            "attention_mask": self.pad([[1] * len(source) for source in sources], 0, side),
-            "copy_ids": self.pad([row["copy_ids"] for row in rows], pad_id, side),
+            "input_ids": pad(sources, pad_id, side),
+            "attention_mask": pad([[1] * len(source) for source in sources], 0, side),
+            "copy_ids": pad([row["copy_ids"] for row in rows], pad_id, side),
         }
         if all(row.get("labels") is not None for row in rows):
             targets = [torch.cat([to_tensor(phrase) for phrase in row["labels"]]) for row in rows]
-            batch["labels"] = pad_sequence(targets, batch_first=True, padding_value=-100)
+            batch["labels"] = pad(targets, -100)
         return batch
 
-    def pad(self, rows: Sequence[Sequence[int]], value: int, side: str) -> torch.Tensor:
-        """Rows of numbers -> (B, L)."""
-        length = max(map(len, rows))
-        length += -length % (self.pad_to_multiple_of or 1)
-        padded = torch.full((len(rows), length), value)
-        for row, out in zip(rows, padded, strict=True):
-            (out[: len(row)] if side == "right" else out[length - len(row) :])[:] = to_tensor(row)
-        return padded
+
+def pad(rows: Sequence, value: int, side: str = "right") -> torch.Tensor:
+    """Rows of numbers -> (B, L)."""
+    return pad_sequence([to_tensor(row) for row in rows], batch_first=True, padding_value=value, padding_side=side)
 
 
 def to_tensor(values: Sequence[int] | np.ndarray | torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ class TransformerLayer(GradientCheckpointingLayer):
         d = config.hidden_size
         pattern = SparsePattern(
             lead=config.lead_size, window=config.window_size, top_k=config.attention_top_k, use_lead=config.use_lead,
-            use_window=config.use_window, use_top_k=config.use_top_k, segment=config.segment_length,
+            use_window=config.use_window, use_top_k=config.use_top_k,
         )  # fmt: skip
         self.attention = SparseRelativeAttention(d, config.num_attention_heads, pattern, config.relative_attention)
         self.attention_norm = nn.LayerNorm(d, eps=1e-6)
@@ -81,18 +81,16 @@ ENCODER_CLASSES: dict[str, type] = {"bigru": RecurrentEncoder, "transformer": Tr
 
 
 class DecoderInit(nn.Module):
-    """The initial state of the phrase decoder: the encoder's final state, tanh(W mean(m) + b), or zeros."""
+    """The initial state of the phrase decoder: the final state of a BiGRU, tanh(W mean(m) + b) of a Transformer."""
 
     def __init__(self, config):
         super().__init__()
-        self.method = config.resolved_decoder_init
-        self.project = nn.Linear(config.hidden_size, config.hidden_size) if self.method == "mean" else None
+        is_recurrent, d = config.encoder_type == "bigru", config.hidden_size
+        self.project = None if is_recurrent else nn.Linear(d, d)
 
     def forward(self, states: torch.Tensor, mask: torch.Tensor, final_state: torch.Tensor | None) -> torch.Tensor:
         """states (B, L, d), mask (B, L), final_state (B, d) -> (B, d)."""
-        if self.method == "last":
+        if self.project is None:
             return final_state
-        if self.method == "zeros":
-            return states.new_zeros(len(states), states.shape[-1])
         mean = states.sum(1) / mask.sum(1, keepdim=True).clamp(min=1)  # states are 0 at padding
         return self.project(mean).tanh()

@@ -56,9 +56,8 @@ class ExclusionLogitsProcessor(LogitsProcessor):
         separators = [separator] if isinstance(separator, str | int) else list(separator)
         self.separators = [one if isinstance(one, int) else token_id(tokenizer, one) for one in separators]
         self.window, self.prompt_length = window, prompt_length
-        for name, value, least in (("window", window, -1), ("prompt_length", prompt_length, 0)):
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}.")
+        if window < -1:
+            raise ValueError(f"window={window} must be at least -1.")
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """input_ids (n, T), scores (n, V) -> scores with -inf for excluded tokens."""

@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from transformers.utils import logging
+
 from .data_exhird import DataCollatorForKeyphraseGeneration, find_phrase, find_text, has_words, signs_of, stem
 from .tokenization_exhird import DIGIT
 
-SORT_WINDOW = 16  # number of batches whose documents are sorted by length together
+logger = logging.get_logger(__name__)
+
+LEAST_SCORE = 0.01  # of a known keyphrase that was not generated
+SORT_WINDOW = 8  # number of batches whose documents are sorted by length together
 
 
 class Document(NamedTuple):
@@ -21,11 +26,11 @@ class Document(NamedTuple):
 
 
 class Written(NamedTuple):
-    """A generated phrase: its words, its text (`None` if it has `<digit>`, which could be any number), and its log P."""
+    """A phrase: its words, its text (`None` if it has `<digit>`, which could be any number), and its log P, `None` of a candidate."""
 
     words: list[str]
     text: str | None
-    log_p: float
+    log_p: float | None
 
 
 def check_document(document, index: int) -> Document:
@@ -46,7 +51,7 @@ def describe_phrase(phrase: Written, stems: Sequence[str], offsets, document: Do
     """A keyphrase as the pipeline returns it: `keyphrase`, `present`, `score`, `start` and `end`, and of a present one `field`, if
     there is a title; `None` for an absent phrase without a text. `stems` and `offsets` are those of the document's words.
     """
-    words, written, score = phrase.words, phrase.text, math.exp(phrase.log_p)
+    words, written, score = phrase.words, phrase.text, math.exp(phrase.log_p or 0)
     fields = {"title": document.title or "", "text": document.text}
     place: tuple | None = None
     if written is not None and signs_of(written):  # as C++, which words do not have
@@ -78,7 +83,7 @@ class KeyphraseGenerator:
     """
 
     score: Callable | None = (
-        None  # phrases, a source, a document -> their log P; of a model that can score given phrases
+        None  # texts, whether they are absent, a source -> their P; of a model that scores given phrases
     )
 
     def __init__(
@@ -106,12 +111,13 @@ class KeyphraseGenerator:
                 "Load both from the same checkpoint."
             )
         self.collator = DataCollatorForKeyphraseGeneration(self.tokenizer)
+        self.known_words, self.least_known = self.tokenizer.get_vocab(), 0.5
         # a model that was trained too little may write a word in place of a phrase's start: one too many
         self.max_words = self.generate_kwargs.get("max_words_per_phrase") or self.model.config.max_words_per_phrase
 
-    def stream(self, documents: Iterable, progress: Callable[[int], object] = lambda documents: None) -> Iterator[list]:
-        """Documents -> their keyphrases, in order; reads `SORT_WINDOW` batches at a time, and tells `progress` the size of each batch
-        that is done. Of a document with `candidates` these and the generated phrases, the most probable first.
+    def stream(self, documents: Iterable) -> Iterator[list]:
+        """Documents -> their keyphrases, in order; reads `SORT_WINDOW` batches at a time. Of a document with `candidates` these and the
+        generated phrases, the most probable first.
 
         Raises:
             TypeError: for what is not a document.
@@ -119,10 +125,10 @@ class KeyphraseGenerator:
         """
         documents, start = iter(documents), 0
         while chunk := list(islice(documents, SORT_WINDOW * self.batch_size)):
-            yield from self.generate_all([check_document(each, start + i) for i, each in enumerate(chunk)], progress)
+            yield from self.generate_all([check_document(each, start + i) for i, each in enumerate(chunk)])
             start += len(chunk)
 
-    def generate_all(self, documents: Sequence[Document], progress: Callable[[int], object]) -> list[list]:
+    def generate_all(self, documents: Sequence[Document]) -> list[list]:
         """The keyphrases of each document, longest documents first. The model is in eval mode meanwhile."""
         if self.score is None and any(document.candidates is not None for document in documents):
             raise ValueError(f"{type(self.model).__name__} scores no candidates: only a pretrained decoder does.")
@@ -130,7 +136,11 @@ class KeyphraseGenerator:
         results: list[list] = [[] for _ in documents]
         order = [i for i in range(len(sources)) if sources[i].input_ids]
         order.sort(key=lambda i: len(sources[i].input_ids), reverse=True)
-        progress(len(sources) - len(order))
+        if odd := [documents[i].text for i in sorted(order) if self.is_odd(sources[i].words)]:
+            logger.warning(
+                f"{len(odd):,} of {len(documents):,} documents are too short, or have few words of the training documents, as in another "
+                f"language: their keyphrases mean little. The first is {odd[0]!r:.60}."
+            )
         training = [module for module in self.model.modules() if module.training]
         self.model.eval()
         try:
@@ -139,11 +149,16 @@ class KeyphraseGenerator:
                 for i, phrases in zip(batch, self.generate_batch([sources[i] for i in batch]), strict=True):
                     raw = [phrase.words for phrase in phrases]
                     results[i] = raw if self.raw else self.choose(phrases, sources[i], documents[i])
-                progress(len(batch))
         finally:
             for module in training:
                 module.training = True
         return results
+
+    def is_odd(self, words: Sequence[str]) -> bool:
+        """Whether a document has hardly any words, or few that the model knows."""
+        words = [word for word in words if word.isalpha()]
+        known = sum(word in self.known_words for word in words)
+        return len(words) < 3 or (len(words) >= 8 and known < self.least_known * len(words))
 
     def encode(self, documents: Sequence[Document]) -> list:
         """What the model reads of documents, with `input_ids`, and their `words` and `offsets`."""
@@ -171,17 +186,22 @@ class KeyphraseGenerator:
         """Keyphrases without duplicates by stems and signs, phrases with `<unk>`, and phrases without a letter, a digit or a text."""
         ranked = document.candidates is not None
         unique: dict[tuple, Written] = {}
-        for phrase in [*phrases, *self.read_candidates(document.candidates or ())]:
+        for phrase in [*phrases, *self.read_candidates(document)]:
             if has_words(phrase.words) and self.tokenizer.unk_token not in phrase.words:
                 unique.setdefault((tuple(map(stem, phrase.words)), signs_of(phrase.text or "")), phrase)
         stems, kept = [stem(word) for word in source.words], list(unique.values())
         found = [describe_phrase(phrase, stems, source.offsets, document) for phrase in kept]
-        if ranked and self.score is not None:
-            scores = self.score([phrase.text for phrase in kept], [not one["present"] for one in found], source)
-            found = [one | {"score": score} for one, score in zip(found, scores, strict=True) if score is not None]
-        best = sorted((one for one in found if one is not None), key=lambda one: -one["score"])[: self.num_keyphrases]
+        unscored = [i for i, phrase in enumerate(kept) if ranked or phrase.log_p is None]
+        if self.score is not None and unscored:
+            absent = [not found[i]["present"] for i in unscored]
+            for i, score in zip(unscored, self.score([kept[i].text for i in unscored], absent, source), strict=True):
+                found[i] = (
+                    found[i] | {"score": score} if score is not None and (ranked or score >= LEAST_SCORE) else None
+                )
+        found = [one for one in found if one is not None]
+        best = sorted(found, key=lambda one: -one["score"])[: self.num_keyphrases]
         return best if ranked else [one for one in found if any(one is other for other in best)]
 
-    def read_candidates(self, candidates: Sequence[str]) -> list[Written]:
+    def read_candidates(self, document: Document) -> list[Written]:
         """Candidates as phrases; of a model that scores none there are none."""
         return []

@@ -35,8 +35,8 @@ class ExhirdPreTrainedModel(LexpertsModelMixin, PreTrainedModel):
     accepts_loss_kwargs = False  # the loss is a mean over documents: the Trainer divides it by accumulated batches
 
     def _init_weights(self, module):
-        """All weights, biases included, from U(-r, r); LayerNorms with weight 1 and bias 0, unless `init_layer_norm`."""
-        if isinstance(module, nn.LayerNorm) and not self.config.init_layer_norm:
+        """All weights, biases included, from U(-r, r); LayerNorms with weight 1 and bias 0."""
+        if isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, SparseRelativeAttention) or not list(module.children()):
@@ -160,10 +160,8 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, GenerationMixin):
     def encode(self, input_ids, attention_mask=None, copy_ids=None) -> tuple[EncoderMemory, torch.Tensor]:
         """Documents -> the memory of the decoder's attention and copying, and h_0."""
         encoded = self.encoder(input_ids, attention_mask, return_dict=True)
-        states, mask = (
-            encoded.last_hidden_state,
-            torch.ones_like(input_ids) if attention_mask is None else attention_mask,
-        )
+        states = encoded.last_hidden_state
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         # half of the minimum of float16, which autocast may use: scores may be added to it, and a document without words gives no nan
         bias = states.new_zeros(mask.shape).masked_fill(mask == 0, torch.finfo(torch.float16).min / 2)
         return EncoderMemory(states, bias, input_ids if copy_ids is None else copy_ids), encoded.decoder_initial_state
@@ -245,6 +243,10 @@ class ExhirdForKeyphraseGeneration(ExhirdPreTrainedModel, GenerationMixin):
             sequences.append(ids.new_tensor(sequence if sequence[-1] == stop else [*sequence, stop]))
         length = max_length if max_new_tokens is None else 1 + max_new_tokens
         return pad_sequence(sequences, batch_first=True, padding_value=config.pad_token_id)[:, :length]
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """Raises a `ValueError`: phrases are written without a cache of keys and values."""
+        raise ValueError("ExhirdForKeyphraseGeneration has no cache for continuous batching. Use generate on a batch.")
 
 
 ExhirdEncoder.register_for_auto_class("AutoModel")

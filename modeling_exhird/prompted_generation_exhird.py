@@ -6,7 +6,7 @@ Letters: n sequences, T tokens, V vocabulary, P tokens of a prompt, K tokens of 
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from transformers import GenerationConfig
@@ -91,6 +91,8 @@ class PromptedKeyphraseGenerator(KeyphraseGenerator):
     def set_up(self):
         """See `KeyphraseGenerator`."""
         self.format = PromptFormat(self.tokenizer, self.model.config)
+        self.known_words = set(self.format.settings.frequent_words.split())
+        self.least_known = 0.08 if self.known_words else 0.0
 
     def encode(self, documents: Sequence[Document]) -> list[EncodedPrompt]:
         """See `KeyphraseGenerator`. Warns of documents that are not read to their end."""
@@ -119,26 +121,35 @@ class PromptedKeyphraseGenerator(KeyphraseGenerator):
         return [self.split(*answer) for answer in zip(found, scores, strict=True)]
 
     def split(self, ids: list[int], scores: list[float]) -> list[Written]:
-        """An answer's tokens and their log P -> its phrases, without empty ones; other tokens with `;` or `|` divide a phrase, too."""
-        phrases, start, ends = [], 0, set(self.format.ends)
+        """An answer's tokens and their log P -> its phrases, without empty ones and without those that go in circles."""
+        phrases, start, ends = list[Written](), 0, set(self.format.ends)
         plain = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         for i, token in enumerate(ids):
             if token in ends or i + 1 == len(ids):
                 whole = self.tokenizer.decode(ids[start : i if token in ends else i + 1], **plain)
-                for text in re.split(r"[;|]", whole):
-                    words = phrase_words(text, known_numbers=not self.raw)  # evaluation counts every number as <digit>
-                    phrases += [Written(words, " ".join(text.split()), sum(scores[start : i + 1]))] if words else []
+                read = self.read_phrases(whole, sum(scores[start : i + 1]))
+                phrases += [p for p in read if self.raw or max(map(p.words.count, p.words)) < 3]
                 start = i + 1
             if token in self.format.stops:
                 break
         return phrases
 
-    def read_candidates(self, candidates: Sequence[str]) -> list[Written]:
-        """Candidates as phrases; those that have no words are left out with a warning."""
-        read = [Written(phrase_words(text, known_numbers=True), " ".join(text.split()), 0.0) for text in candidates]
-        for phrase in read:
-            if not has_words(phrase.words):
-                logger.warning_once(f"A candidate without a Latin letter or a digit is left out: {phrase.text!r:.60}.")
+    def read_phrases(self, text: str, log_p: float | None = None) -> list[Written]:
+        """The phrases of a text: tokens other than the marks contain `;` and `|`, too."""
+        parts = [" ".join(part.split()) for part in re.split(r"[;|]", text)]
+        # evaluation counts every number as <digit>
+        read = [Written(phrase_words(part, known_numbers=not self.raw), part, log_p) for part in parts]
+        return [phrase for phrase in read if phrase.words]
+
+    def read_candidates(self, document: Document) -> list[Written]:
+        """The candidates of a document, and the known keyphrases that occur in its title; those that have no words are left out with a
+        warning.
+        """
+        read = list[Written]()
+        for text in [*(document.candidates or ()), *self.format.known_in(document.title)]:
+            read += (phrases := self.read_phrases(text))
+            if not any(has_words(phrase.words) for phrase in phrases):
+                logger.warning_once(f"A candidate without a Latin letter or a digit is left out: {text!r:.60}.")
         return read
 
     def score(self, phrases: Sequence[str], absent: Sequence[bool], source: EncodedPrompt) -> list[float | None]:
@@ -179,19 +190,12 @@ def score_phrases(
         raise ValueError(
             f"attn_implementation={kind!r} cannot score candidates. Open the model with 'sdpa' or 'eager'."
         )
-    scores: list[float] = []
-    for start, end in passes([len(ids) for ids in phrases]):
-        scores += read_side_by_side(model, written, prompt, phrases[start:end], absent[start:end])
-    return scores
-
-
-def passes(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first and last of the phrases that are read together."""
-    start = 0
-    for end in range(1, len(lengths) + 1):
-        if end == len(lengths) or sum(lengths[start : end + 1]) > MAX_TOKENS:
-            yield start, end
+    scores, start = list[float](), 0
+    for end in range(1, len(phrases) + 1):
+        if end == len(phrases) or sum(map(len, phrases[start : end + 1])) > MAX_TOKENS:
+            scores += read_side_by_side(model, written, prompt, phrases[start:end], absent[start:end])
             start = end
+    return scores
 
 
 def read_side_by_side(model, written: PromptFormat, prompt, phrases, absent) -> list[float]:

@@ -8,6 +8,7 @@ marks are single tokens that the decoder has already. The configuration of a mod
 Prompts are the lines `Title: TITLE`, `Text: TEXT` and `Keyphrases:`.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ import torch
 
 from .data_exhird import (
     DataCollatorForKeyphraseGeneration,
-    find_columns,
+    documents_of,
     has_words,
-    join_words,
+    pad,
     phrase_words,
     split_keyphrases,
     split_present_absent,
@@ -46,6 +47,8 @@ class PromptSettings:
         max_phrases, max_tokens_per_phrase: limits of generation: phrases of a document, and tokens of a phrase without its separator.
         exclusion_window: K: a phrase does not begin with the first token of any of the K preceding phrases. 0 for no exclusion, -1 for
             all preceding phrases.
+        known_keyphrases: of the training documents, with `;` between them; one that occurs in a document's title is a candidate.
+        frequent_words: of the training documents, with spaces between them; a text with hardly any of them is reported.
 
     Raises:
         TypeError, ValueError: for an unknown field, and a value out of range.
@@ -55,9 +58,11 @@ class PromptSettings:
     max_phrases: int = 20
     max_tokens_per_phrase: int = 16
     exclusion_window: int = 1
+    known_keyphrases: str = ""
+    frequent_words: str = ""
 
     def __post_init__(self):
-        check_limits({"exclusion_window": -1}, vars(self) | {"min_phrases": 1})
+        check_limits({"exclusion_window": -1}, {name: n for name, n in vars(self).items() if isinstance(n, int)})
 
     @classmethod
     def of(cls, config) -> "PromptSettings":
@@ -116,6 +121,9 @@ class PromptFormat:
         bos = tokenizer.bos_token_id
         self.start = [bos] if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else []
         self.end = tokenizer("\nKeyphrases:", **PLAIN)["input_ids"]
+        known = [phrase.strip() for phrase in self.settings.known_keyphrases.split(";")]
+        longest_first = "|".join(map(re.escape, sorted(filter(None, known), key=len, reverse=True)))
+        self.known = re.compile(rf"(?<![\w+#])(?:{longest_first})(?![\w+#])", re.IGNORECASE)
 
     @property
     def ends(self) -> list[int]:
@@ -134,6 +142,10 @@ class PromptFormat:
             ids = [*self.start, *body[: limit - fixed], *self.end] if has_words(words) else []
             prompts.append(EncodedPrompt(ids, max(len(body) - limit + fixed, 0), words, offsets))
         return prompts
+
+    def known_in(self, title: str | None) -> list[str]:
+        """The known keyphrases that occur in a title."""
+        return list(filter(None, self.known.findall(title or "")))
 
     def phrase_ids(self, phrases: Sequence[str]) -> list[list[int]]:
         """The tokens of each phrase: they are tokenised separately, so that no token crosses its end."""
@@ -184,9 +196,6 @@ def tokenize_prompts(
     tokenizer,
     config,
     *,
-    text_column: str = "text",
-    title_column: str | None = "title",
-    keyphrases_column: str = "keyphrases",
     max_length: int = 640,
     max_words: int | None = 6,
 ) -> dict[str, list]:
@@ -197,9 +206,8 @@ def tokenize_prompts(
     without keyphrases, or without room for their text, are dropped. A warning gives the numbers.
 
     Args:
-        batch: columns of texts, of lists of keyphrases (or strings with `;` between keyphrases) and, optionally, of titles.
+        batch: columns as for `tokenize_documents`.
         tokenizer, config: of the model; see `PromptFormat`.
-        text_column, title_column, keyphrases_column: names of the columns; a missing column "title" is ignored.
         max_length: tokens of prompt and answer.
         max_words: words of a keyphrase. `None` for no limit.
 
@@ -207,20 +215,18 @@ def tokenize_prompts(
         `input_ids` and `labels`, which are -100 in the prompt.
 
     Raises:
-        ValueError: for a missing column, and as `PromptFormat`.
+        ValueError: as `PromptFormat`.
     """
-    title_column = find_columns(batch, text_column, title_column, keyphrases_column)
-    written, counts = PromptFormat(tokenizer, config), Counter(documents=len(batch[text_column]))
+    written, counts = PromptFormat(tokenizer, config), Counter(documents=len(batch["text"]))
     documents, answers = [], []
-    for index, text in enumerate(batch[text_column]):
-        document = join_words(batch[title_column][index] if title_column else None), join_words(text)
-        answer = written.document_answer(*document, batch[keyphrases_column][index], max_words, counts)
+    for title, text, keyphrases in documents_of(batch):
+        answer = written.document_answer(title, text, keyphrases, max_words, counts)
         if answer is None:
             counts["unlabelled"] += 1
         elif max_length - len(answer) <= len(written.start) + len(written.end):
             counts["long"] += 1
         else:
-            documents.append(document)
+            documents.append((title, text))
             answers.append(answer)
     limits = [min(written.settings.max_source_length, max_length - len(answer)) for answer in answers]
     rows: dict[str, list] = {"input_ids": [], "labels": []}
@@ -241,7 +247,7 @@ def tokenize_prompts(
 
 class DataCollatorForPrompts(DataCollatorForKeyphraseGeneration):
     """Rows of `tokenize_prompts` -> `input_ids`, `attention_mask` and `labels`, padded on the right, labels with -100; logits are computed
-    for answers alone, see `score_answers_only`. The arguments are the model's tokenizer, and `pad_to_multiple_of`.
+    for answers alone, see `score_answers_only`.
     """
 
     def __call__(self, rows: Sequence[Mapping]) -> dict[str, torch.Tensor | int]:
@@ -249,8 +255,8 @@ class DataCollatorForPrompts(DataCollatorForKeyphraseGeneration):
         pad_id, ids = self.tokenizer.pad_token_id, [row["input_ids"] for row in rows]
         pad_id = (self.tokenizer.eos_token_id or 0) if pad_id is None else pad_id
         batch = {
-            "input_ids": self.pad(ids, pad_id, "right"),
-            "attention_mask": self.pad([[1] * len(row) for row in ids], 0, "right"),
-            "labels": self.pad([row["labels"] for row in rows], IGNORED, "right"),
+            "input_ids": pad(ids, pad_id),
+            "attention_mask": pad([[1] * len(row) for row in ids], 0),
+            "labels": pad([row["labels"] for row in rows], IGNORED),
         }
         return score_answers_only(batch)

@@ -30,7 +30,7 @@ def check_limits(least: dict[str, int], limits: dict[str, int]) -> None:
     for name, value in limits.items():
         if value < least.get(name, 1):
             raise ValueError(f"{name}={value} must be at least {least.get(name, 1)}.")
-    if limits["min_phrases"] > limits["max_phrases"]:
+    if limits.get("min_phrases", 0) > limits["max_phrases"]:
         raise ValueError(f"min_phrases={limits['min_phrases']} exceeds max_phrases={limits['max_phrases']}.")
 
 

@@ -102,10 +102,6 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
         # "</s>" in a text does not end it
         super().__init__(**{"split_special_tokens": True, **names, **kwargs})
         self._tokenizer.normalizer, self._tokenizer.pre_tokenizer = _NORMALIZER, _SPLIT
-        if any(self._tokenizer.token_to_id(word) != i for i, word in enumerate(SPECIAL)):
-            raise ValueError(
-                f"The vocabulary does not begin with {', '.join(SPECIAL)}. Use ExhirdTokenizer.from_texts."
-            )
         if missing := [word for word in MARKS if self._tokenizer.token_to_id(word) is None]:
             raise ValueError(f"The vocabulary has no {', '.join(missing)}, which targets need. Add them to your words.")
 
@@ -119,46 +115,25 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
                 equal frequency are taken in alphabetical order.
 
         Raises:
-            ValueError: for a single string, texts without words, and a `vocab_size` without room for the marks.
+            ValueError: for a single string.
         """
         if isinstance(texts, str):
             raise ValueError(f"texts is a single string, {texts!r:.40}. Pass a list of strings.")
-        if vocab_size < len(MARKS):
-            raise ValueError(f"vocab_size={vocab_size} has no room for the {len(MARKS)} marks.")
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(word for word, _, _ in split_words(text if isinstance(text, str) else " ".join(text)))
-        if not counts:
-            raise ValueError("No words found in texts, so the vocabulary would be empty. Pass texts with words.")
         frequent = sorted((-n, word) for word, n in counts.items() if word not in MARKS)
         return cls.from_words([*MARKS, *(word for _, word in frequent[: vocab_size - len(MARKS)])], **kwargs)
 
     @classmethod
     def from_words(cls, words: Sequence[str], **kwargs) -> "ExhirdTokenizer":
-        """A tokenizer of a list of words in the order of their ids; the four special tokens come first, or are added.
-
-        Raises:
-            ValueError: for a word that occurs twice.
-        """
-        words = list(words)
-        if tuple(words[: len(SPECIAL)]) != SPECIAL:
-            words = [*SPECIAL, *words]
-        if repeated := [word for word, n in Counter(words).items() if n > 1]:
-            raise ValueError(f"{repeated[0]!r} would have two ids. List each word once.")
-        return cls({word: i for i, word in enumerate(words)}, **kwargs)
+        """A tokenizer of a list of words in the order of their ids; the four special tokens come first, or are added."""
+        return cls({word: i for i, word in enumerate(dict.fromkeys([*SPECIAL, *words]))}, **kwargs)
 
     end_phrase_token_id = mark_id(END_PHRASE, "the token after the last word of a phrase")
     present_token_id = mark_id(PRESENT, "the token before a present phrase")
     absent_token_id = mark_id(ABSENT, "the token before an absent phrase")
     title_end_token_id = mark_id(TITLE_END, "the token between title and text")
-
-    def split_words(self, text: str) -> list[tuple[str, int, int]]:
-        """The normalised words of a text, in the vocabulary or not, with start and end in the original text.
-
-        >>> tokenizer.split_words("Naïve k-NN, 10-20 times")
-        [('naive', 0, 5), ('k', 6, 7), ('nn', 8, 10), (',', 10, 11), ('<digit>', 12, 17), ('times', 18, 23)]
-        """
-        return split_words(text)
 
     def encode_source(self, text: str, title: str | None = None) -> EncodedSource:
         """Encodes title, `<eot>` and text, or the text alone if the title has no words. Both may be empty."""
@@ -174,21 +149,9 @@ class ExhirdTokenizer(PreTrainedTokenizerFast):
         )
 
     def convert_ids_to_words(self, ids: Iterable[int], oov_words: Sequence[str]) -> list[str]:
-        """Extended ids -> words.
-
-        Args:
-            ids: of the vocabulary, or `len(tokenizer)` + k for the k-th of `oov_words`.
-            oov_words: the out-of-vocabulary words of the source.
-
-        Raises:
-            ValueError: for an id that is neither.
-        """
-        words, size = [], len(self)
-        for i in map(int, ids):
-            if not 0 <= i < size + len(oov_words):
-                raise ValueError(f"{i} is not the id of one of {size} words and {len(oov_words)} oov_words.")
-            words.append(self._tokenizer.id_to_token(i) if i < size else oov_words[i - size])
-        return words
+        """Extended ids -> words: those of the vocabulary, or `len(tokenizer)` + k for the k-th of a source's `oov_words`."""
+        size = len(self)
+        return [self._tokenizer.id_to_token(i) if i < size else oov_words[i - size] for i in ids]
 
 
 def split_document(text: str, title: str | None = None) -> list[tuple[str, tuple[str, int, int] | None]]:
@@ -203,7 +166,11 @@ def split_document(text: str, title: str | None = None) -> list[tuple[str, tuple
 
 
 def split_words(text: str) -> list[tuple[str, int, int]]:
-    """The words of a text with start and end, by the rule above."""
+    """The words of a text with start and end, by the rule above.
+
+    >>> split_words("Naïve k-NN, 10-20 times")
+    [('naive', 0, 5), ('k', 6, 7), ('nn', 8, 10), (',', 10, 11), ('<digit>', 12, 17), ('times', 18, 23)]
+    """
     string = PreTokenizedString(replace_surrogates(text))
     string.normalize(lambda part: _CLEAN.normalize(part))
     _SPLIT_WITH_NUMBERS.pre_tokenize(string)

@@ -4,7 +4,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_lexicon import LexiconConfig
-from .data_lexicon import DataCollatorForDefinitions, format_prompt, tokenize_definitions
+from .data_lexicon import format_prompt, tokenize_definitions
 from .modeling_lexicon import (
     LexiconCausalLMOutput,
     LexiconForCausalLM,
@@ -29,7 +29,7 @@ register_pipeline(
 )
 
 __all__ = [
-    "DataCollatorForDefinitions", "DefinitionModelingPipeline", "LexiconCausalLMOutput", "LexiconConfig",
+    "DefinitionModelingPipeline", "LexiconCausalLMOutput", "LexiconConfig",
     "LexiconForCausalLM", "LexiconForSequenceClassification", "LexiconModel", "LexiconModelOutput",
     "LexiconPreTrainedModel", "format_prompt", "tokenize_definitions",
 ]  # fmt: skip

@@ -33,7 +33,8 @@ class LexiconConfig(ValidatedConfigMixin, LlamaConfig):
         qk_norm (`bool`, default `False`):
             Whether the queries and keys of each head are normalised before RoPE, as in Qwen3.
         router_aux_loss_coef (`float`, default 0):
-            Weight of the load-balancing loss in the training loss.
+            Weight of the load-balancing loss in the training loss, which the paper does not have. A Mixtral's is 0.001, but it
+            adds that loss only with `output_router_logits=True`: by default both train by the same loss.
         output_router_logits (`bool`, default `False`):
             Whether the outputs have `router_logits`, `expert_index` and `aux_loss`.
         expert_names (`list[str]`, default `None`):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoint layout: one tensor per expert on disk, one for all experts in memory.
 
-On disk an expert is a Mixtral expert or a plain linear layer. Each can be read, added and removed by itself, and a mixture
-of whole MLPs opens as a stock Mixtral.
+On disk each expert is a Mixtral expert, which can be read, added and removed by itself. A mixture opens as a stock Mixtral.
 """
 
 import re
@@ -45,14 +44,11 @@ register_checkpoint_conversion_mapping(
                 (r"w2\.B\.weight", "down_b"),
             )
         ),
-        WeightConverter(r"_proj\.experts\.*.weight", r"_proj\.experts\.weight", [MergeModulelist(dim=0)]),
-        WeightConverter(r"_proj\.experts\.*.bias", r"_proj\.experts\.bias", [MergeModulelist(dim=0)]),
     ],
     overwrite=True,
 )
 
 MLP_KEY = re.compile(r"(.*)\.block_sparse_moe\.(?:experts\.(\d+)|base)\.(w[123](?:\.[AB])?)\.weight")
-LINEAR_KEY = re.compile(r"(.*_proj\.experts)\.(\d+)\.(weight|bias)")
 # part of an expert on disk -> parameter in memory, and which half of it
 HALVES = {
     "w1": ("gate_up_proj", 0), "w3": ("gate_up_proj", 1), "w2": ("down_proj", None), "w1.A": ("gate_up_a", 0), "w3.A": ("gate_up_a", 1),
@@ -65,16 +61,11 @@ def parse_expert_key(key: str) -> tuple[str, int | None, int | None] | None:
     """A key on disk -> the parameter in memory that it is part of, its expert (`None` if all share it), and its half (0 or 1) of a
     parameter of two.
     """
-    if match := MLP_KEY.fullmatch(key):
-        layer, expert, part = match.groups()
-        halves = SHARED_HALVES if expert is None else HALVES
-        if part not in halves:
-            return None
-        name, half = halves[part]
-        return f"{layer}.mlp.experts.{name}", None if expert is None else int(expert), half
-    if match := LINEAR_KEY.fullmatch(key):
-        return f"{match[1]}.{match[3]}", int(match[2]), None
-    return None
+    if not (match := MLP_KEY.fullmatch(key)):
+        return None
+    layer, expert, part = match.groups()
+    name, half = (SHARED_HALVES if expert is None else HALVES).get(part, (None, None))
+    return name and (f"{layer}.mlp.experts.{name}", expert and int(expert), half)
 
 
 def fuse_expert_keys(

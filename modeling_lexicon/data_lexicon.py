@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of term, context and definition as token ids whose loss is on the definition alone (LM-Lexicon, Eq. 1-2).
-
-Letters: B rows, T tokens.
-"""
+"""Rows of term, context and definition as token ids whose loss is on the definition alone (LM-Lexicon, Eq. 1-2)."""
 
 import re
 
-import torch
-
-from .shared_lexicon import IGNORED, score_answers_only
+from .shared_lexicon import IGNORED
 
 PLAIN = {"add_special_tokens": False, "split_special_tokens": True}  # the name of a special token is plain text
 
@@ -24,7 +19,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> dict[str, list]:
-    """Tokenises rows for training; also for `datasets.Dataset.map(batched=True)`.
+    """Tokenises rows for training; also for `datasets.Dataset.map(batched=True)`. `DataCollatorForSeq2Seq` makes batches of them.
 
     The ids of a row are BOS prompt EOS definition EOS. The labels are those of the definition and its EOS, else -100. The
     two parts are tokenised separately: no token crosses the boundary. Rows longer than `max_length` tokens are left out, not
@@ -63,29 +58,3 @@ def tokenize_definitions(batch: dict[str, list], tokenizer, max_length: int) -> 
     if "domain" in batch:
         columns["domain_ids"] = [batch["domain"][i] for i in columns["row"]]
     return columns
-
-
-class DataCollatorForDefinitions:
-    """Pads the rows of a batch on the right: ids with the padding token, labels with -100, the attention mask with 0.
-
-    Args:
-        tokenizer: names the padding token.
-        answers_only: see `score_answers_only`. Not for models that find the prompt by the labels.
-    """
-
-    def __init__(self, tokenizer, answers_only: bool = False):
-        self.padding = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self.answers_only = answers_only
-
-    def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor | int]:
-        """Rows of `tokenize_definitions` -> `input_ids`, `labels`, `attention_mask` (B, T) and, if given, `domain_ids` (B,); with
-        `answers_only` the labels are (B, K), and `logits_to_keep` is K.
-        """
-        T = max(len(row["input_ids"]) for row in rows)
-        pad = lambda name, filler: torch.tensor([[*row[name], *[filler] * (T - len(row[name]))] for row in rows])  # noqa: E731
-        batch = {"input_ids": pad("input_ids", self.padding), "labels": pad("labels", IGNORED)}  # (B, T)
-        lengths = torch.tensor([len(row["input_ids"]) for row in rows])
-        batch["attention_mask"] = (torch.arange(T) < lengths[:, None]).long()
-        if "domain_ids" in rows[0]:
-            batch["domain_ids"] = torch.tensor([row["domain_ids"] for row in rows])  # (B,)
-        return score_answers_only(batch) if self.answers_only else batch

@@ -53,7 +53,7 @@ class RoutingDecision:
     def select(self, rows: list[int]) -> "RoutingDecision":
         """The decisions of these rows, which may repeat."""
         known = self.rows.known and [self.rows.known[row] for row in rows]
-        order = torch.tensor(rows, device=self.index.device)
+        order = torch.tensor(rows, dtype=torch.long, device=self.index.device)  # also of no rows
         index, weights, logits = (p if p is None else p[order] for p in (self.index, self.weights, self.logits))
         return RoutingDecision(index, weights, logits, RowsByExpert(index, known))
 

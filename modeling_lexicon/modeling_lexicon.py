@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 
 from .cache_lexicon import CACHE, accepts_both_names, named_for_peft
 from .configuration_lexicon import LexiconConfig
@@ -39,6 +39,8 @@ from .routing_lexicon import (
     with_virtual_tokens,
 )
 from .shared_lexicon import LexpertsModelMixin
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -298,6 +300,8 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=False, input_ids=None, **model_kwargs):
         # generate() calls this once, before the first new token: the present tokens are the prompt of all steps.
+        if self.config.routing_policy != "domain" and model_kwargs.get("domain_ids") is not None:
+            logger.warning_once(f"routing_policy={self.config.routing_policy!r} does not read domain_ids.")
         if self.config.routing_policy != "token" and model_kwargs.get("prompt_mask") is None:
             mask, embeds = model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds")
             if mask is None:  # generate() drops a mask without zeros

@@ -2,7 +2,8 @@
 """A term in its context: where it is, also in another form, and the part of a long context around it."""
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import regex
 
@@ -11,6 +12,8 @@ SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}
 LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{SPACELESS}]]"
 GAP = r"[^\p{L}\p{M}\p{N}]+"
 ENDINGS = "s|es|ies|ed|ied|ing|er|est"
+# irregular forms of other words begin with the same letter
+SUPPLETIVE = {"bad", "badly", "be", "eat", "go", "good", "ill", "little", "many", "much", "well"}
 
 
 def inflected(word: str) -> str:
@@ -20,11 +23,12 @@ def inflected(word: str) -> str:
 
 
 def find_term(term: str, text: str) -> tuple[int, int] | None:
-    """Start and end of a term in a text: as written, or else with other signs between its words, or else inflected. The "to" of
-    a verb need not be there.
+    """Start and end of a term in a text: as written, or else with other signs between its words, or else inflected, or else, with
+    lemminflect, in an irregular form. The "to" of a verb need not be there.
     """
-    folded, words = text.casefold(), term.casefold().split()
+    folded = text.casefold()
     origins = [i for i, char in enumerate(text) for _ in char.casefold()]  # some letters become several
+    words = term.casefold().split()
     forms = [words, words[1:]] if len(words) > 1 and words[0] == "to" else [words]
     bare = [list(filter(None, regex.split(GAP, " ".join(form)))) for form in forms]
     patterns = [r"\s+".join(map(regex.escape, form)) for form in forms]
@@ -32,7 +36,43 @@ def find_term(term: str, text: str) -> tuple[int, int] | None:
     for pattern in patterns:
         if found := regex.search(f"(?<!{LETTER})(?:{pattern})(?!{LETTER})", folded, regex.V1):
             return origins[found.start()], origins[found.end() - 1] + 1
+    if find_lemmas() is None:
+        return None
+    places, size = list(find_words(folded)), len(bare[-1])
+    lemmas, wanted = ([lemmas_of(word) for word in each] for each in ([p.group() for p in places], bare[-1]))
+    for i in range(len(places) - size + 1 if size else 0):
+        if all(map(set.intersection, lemmas[i : i + size], wanted)):
+            return origins[places[i].start()], origins[places[i + size - 1].end() - 1] + 1
     return None
+
+
+@cache
+def find_lemmas() -> Callable[[str], dict] | None:
+    """lemminflect's function from a word to its lemmas by parts of speech; `None` where the extra `definitions` is not installed."""
+    try:
+        from lemminflect import getAllLemmas  # imports spaCy where that is installed, so only when it is needed
+    except ImportError:
+        return None
+    return getAllLemmas
+
+
+def lemmas_of(word: str) -> set[str]:
+    """A word and what it can be a form of: broke, break."""
+    return {word, *(lemma for of_kind in find_lemmas()(word).values() for lemma in of_kind)}
+
+
+def find_words(text: str) -> Iterator[regex.Match]:
+    """The words of a text in scripts with spaces."""
+    return regex.finditer(f"{LETTER}+", text, regex.V1)
+
+
+def may_occur(term: str, text: str) -> bool:
+    """Whether a text has a term, or, without lemminflect, a word that could be an irregular form of each of its words."""
+    if find_term(term, text) or find_lemmas():
+        return find_term(term, text) is not None
+    initials = {word.group()[0] for word in find_words(text.casefold())}
+    words = [word.group() for word in find_words(term.casefold().removeprefix("to "))]
+    return bool(words) and all(word in SUPPLETIVE or word[0] in initials for word in words)
 
 
 def truncate_context_around(term: str, context: str, fits: Callable[[str], bool]) -> str | None:

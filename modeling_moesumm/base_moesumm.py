@@ -97,16 +97,6 @@ class MoeSummPreTrainedModel(LexpertsModelMixin, PreTrainedModel):
         return loaded
 
     @classmethod
-    def from_pretrained(cls, *args, key_mapping: dict[str, str] | None = None, **kwargs):
-        """As in transformers. With a `key_mapping` of names, a folder can share its backbone's file. The model is saved with its
-        own names again, which transformers would map back.
-        """
-        loaded = super().from_pretrained(*args, key_mapping=key_mapping, **kwargs)
-        if key_mapping:
-            (loaded[0] if isinstance(loaded, tuple) else loaded).__dict__.pop("_weight_conversions", None)
-        return loaded
-
-    @classmethod
     def build_backbone(cls, config) -> PreTrainedModel:
         """The backbone of its configuration. Raises a `ValueError` for one that this class does not support."""
         is_seq2seq = config.is_encoder_decoder

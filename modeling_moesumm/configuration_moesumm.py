@@ -81,17 +81,10 @@ class MoeSummConfig(ValidatedConfigMixin, PreTrainedConfig):
     sub_configs_defaults = {"text_config": SubConfigSpec(AutoConfig, model_type="bart")}
     # only logits are predictions
     keys_to_ignore_at_inference = [
-        *("generation_loss", "margin_loss", "cache", "past_key_values", "hidden_states", "attentions"),
-        *("decoder_hidden_states", "decoder_attentions", "cross_attentions"),
-        *(
-            "encoder_last_hidden_state",
-            "encoder_hidden_states",
-            "encoder_attentions",
-            "expert_indices",
-            "expert_weights",
-        ),
-        *("encoder_expert_indices", "encoder_expert_weights", "decoder_expert_indices", "decoder_expert_weights"),
-    ]
+        "generation_loss", "margin_loss", "cache", "past_key_values", "hidden_states", "attentions", "decoder_hidden_states",
+        "decoder_attentions", "cross_attentions", "encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions",
+        *(f"{part}expert_{what}" for part in ("", "encoder_", "decoder_") for what in ("indices", "weights")),
+    ]  # fmt: skip
 
     text_config: dict | PreTrainedConfig | None = None
     datasets: list[str] | None = None

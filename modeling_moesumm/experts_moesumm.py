@@ -131,17 +131,11 @@ class DeputyFeedForward(nn.Module):
         self.selectors = DatasetSelectors(config.num_selectors, config.num_deputies, hidden_size, config.selector_bias)
         self.experts = DeputyExperts(config.num_deputies, hidden_size, inner_size, act, dropout, gated, bias)
 
-    def route(
-        self, x: torch.Tensor, dataset_ids: torch.Tensor | None, deputy_id: int | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(self, x: torch.Tensor, dataset_ids: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """G = softmax(c);  p = argmax_i G_i;  g_p = G_p   (MoeSumm, Eq. 5; of the plain gate Eq. 3)
 
-        x `(B, T, d)`, dataset_ids `(B,)` -> gate `(B, T)`, which is 0 in rows without a dataset, and index `(B, T)`. With
-        `deputy_id` all tokens use this deputy, with the gate 1.
+        x `(B, T, d)`, dataset_ids `(B,)` -> gate `(B, T)`, which is 0 in rows without a dataset, and index `(B, T)`.
         """
-        if deputy_id is not None:
-            index = torch.full(x.shape[:2], deputy_id, dtype=torch.long, device=x.device)
-            return x.new_ones(x.shape[:2]), index
         logits = self.selectors(x, dataset_ids)  # (B, T, N)
         gate, index = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).max(-1)
         if not self.config.main_expert:
@@ -161,7 +155,7 @@ class DeputyFeedForward(nn.Module):
         x = A if rows is None else A[rows]
         if ids is not None and rows is not None:
             ids = ids[rows]
-        gate, index = self.route(x, ids, routing.deputy_id)
+        gate, index = self.route(x, ids)
         routing.record(layer_idx, gate, index, A.shape[:2])
         factor = None
         if (

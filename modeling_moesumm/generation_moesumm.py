@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Summaries of texts of any length, by MoeSumm or a stock model such as BART, PEGASUS or Llama."""
 
-import logging
 from itertools import groupby
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from transformers import (
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 )
-from transformers.utils.logging import tqdm
+from transformers.utils import logging
 
 from .prompts_moesumm import (
     InputFormat,
@@ -24,20 +23,19 @@ from .prompts_moesumm import (
     tokenize,
 )
 from .routing_moesumm import dataset_names_to_ids
-from .sentences_moesumm import split_to_fit, trim_to_sentence
+from .sentences_moesumm import split_to_fit, trim_to_sentence, without_repeats
 
-logger = logging.getLogger(__name__)
+logger = logging.get_logger(__name__)
 
 DEFAULT_LENGTH = 256  # unless the call or the model's generation_config has another
 DEFAULT_BEAMS = 4
+FEW_TOKENS, MANY_TOKENS = (
+    10,
+    1.9,
+)  # of a text, and per word: English texts have 1.1 to 1.8 by English tokenizers, others more
 MIN_LENGTH = 8  # of the summary of a window, whatever the number of windows
 LENGTHS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
-UNSAMPLED = {
-    "do_sample": False,
-    "temperature": 1.0,
-    "top_k": 50,
-    "top_p": 1.0,
-}  # chat models sample unless told otherwise
+UNSAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}  # chat models have other values
 
 
 class RefuseNaN(LogitsProcessor):
@@ -90,14 +88,12 @@ class Summarizer:
         tokenizer,
         on_long: str = "window",
         batch_size: int = 8,
-        clean_up_tokenization_spaces: bool | None = None,
         **generate_kwargs,
     ):
         check_on_long(on_long, ("window", "error", "truncate"))
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1.")
         self.model, self.tokenizer, self.on_long, self.batch_size = model, tokenizer, on_long, batch_size
-        self.clean_up = clean_up_tokenization_spaces
         self.is_decoder, self.format = is_decoder_only(model.config), InputFormat.of(tokenizer, model.config)
         room = source_limit(model, tokenizer) - len(self.format)
         self.positions = room if self.is_decoder else max_positions(model.config, "decoder")
@@ -115,8 +111,11 @@ class Summarizer:
                 )
         self.min_length, self.max_length = self.resolve_lengths(options)
         self.window_size = room - self.max_length + 1 if self.is_decoder else room
-        if not options.get("do_sample"):
+        options = {"do_sample": not options.keys().isdisjoint(UNSAMPLED)} | options
+        if not options["do_sample"]:
             options = UNSAMPLED | options
+        if (decoding := getattr(options.get("streamer"), "decode_kwargs", None)) is not None:
+            decoding.setdefault("skip_special_tokens", True)
         self.options = {name: value for name, value in options.items() if name not in LENGTHS}
         if self.setting("num_beams") is None and not self.options["do_sample"]:
             self.options["num_beams"] = DEFAULT_BEAMS
@@ -158,7 +157,7 @@ class Summarizer:
         self.model.eval()
         try:
             windows = self.make_windows(texts, first)
-            summaries = [" ".join(filter(None, parts)) for parts in self.summarize_windows(windows, names)]
+            summaries = self.summarize_windows(windows, names)
             sizes = map(len, tokenize(self.tokenizer, summaries))
             long = [
                 i for i, size in enumerate(sizes)
@@ -168,7 +167,7 @@ class Summarizer:
                 tokenize(self.tokenizer, [summaries[i] for i in long]), "joined summaries of windows"
             )
             shorter = self.summarize_windows([[ids] for ids in joined], [names[i] for i in long])
-            for i, (summary,) in zip(long, shorter, strict=True):
+            for i, summary in zip(long, shorter, strict=True):
                 summaries[i] = summary
         finally:
             self.model.train(was_training)
@@ -177,6 +176,7 @@ class Summarizer:
     def make_windows(self, texts: list[str], first: int) -> list[list[list[int]]]:
         """The token ids of each text's windows."""
         rows = tokenize(self.tokenizer, texts)
+        self.warn_of_doubtful_texts(texts, rows, first)
         long = [i for i, ids in enumerate(rows) if len(ids) > self.window_size]
         if long and self.on_long == "error":
             raise ValueError(
@@ -193,6 +193,15 @@ class Summarizer:
             windows[i] = self.truncate(tokenize(self.tokenizer, [part.strip() for part in parts]), "windows")
         return windows
 
+    def warn_of_doubtful_texts(self, texts: list[str], rows: list[list[int]], first: int):
+        """Names the first text, of these token ids, that has hardly a word, or seems to be of a language that the model does not know."""
+        for number, (text, ids) in enumerate(zip(texts, rows, strict=True), start=first):
+            is_short = len(ids) < FEW_TOKENS
+            if is_short or len(ids) > MANY_TOKENS * len(text.split()):
+                reason = "has hardly a word" if is_short else "has many tokens per word, as other languages have"
+                logger.warning_once(f"Text {number} ({text!r:.40}) {reason}: its summary may be wrong.")
+                return
+
     def truncate(self, rows: list[list[int]], kind: str) -> list[list[int]]:
         """The first tokens of each row that fit the model; logs a warning with the number of longer rows."""
         if longer := sum(len(ids) > self.window_size for ids in rows):
@@ -201,9 +210,9 @@ class Summarizer:
             )
         return [ids[: self.window_size] for ids in rows]
 
-    def summarize_windows(self, windows: list[list[list[int]]], names: list[str | None]) -> list[list[str]]:
-        """A summary of each window of each text. Windows of similar length, and summaries of the same limits, are in the same
-        batch; texts of several windows have a progress bar.
+    def summarize_windows(self, windows: list[list[list[int]]], names: list[str | None]) -> list[str]:
+        """The summary of each text, joined from those of its windows. Windows of similar length, and summaries of the same limits, are
+        in the same batch; texts of several windows have a progress bar.
         """
         inputs = [
             Window(text, ids, names[text], self.length_limits(len(parts)))
@@ -212,7 +221,7 @@ class Summarizer:
         ]
         order = sorted(range(len(inputs)), key=lambda i: (inputs[i].lengths, len(inputs[i].ids)), reverse=True)
         summaries: dict[int, str] = {}
-        with tqdm(total=len(inputs), unit=" windows", leave=False, disable=len(inputs) == len(windows)) as bar:
+        with logging.tqdm(total=len(inputs), unit=" windows", leave=False, disable=len(inputs) == len(windows)) as bar:
             for _, same in groupby(order, key=lambda i: inputs[i].lengths):
                 group = list(same)
                 for start in range(0, len(group), self.batch_size):
@@ -222,7 +231,7 @@ class Summarizer:
         found: list[list[str]] = [[] for _ in windows]
         for i, window in enumerate(inputs):
             found[window.text].append(summaries[i])
-        return found
+        return [without_repeats(" ".join(filter(None, parts))) for parts in found]
 
     def length_limits(self, num_windows: int) -> tuple[int, int]:
         """Minimum and maximum length of the summary of each window: several together fit one window, to be summarised again."""
@@ -262,9 +271,7 @@ class Summarizer:
     def decode(self, ids: list[int], max_length: int) -> str:
         """The text of generated tokens after the first, which was given; cut at a sentence end if they reached the limit."""
         length = next((index + 1 for index, token in enumerate(ids) if index and token in self.eos), len(ids))
-        text = self.tokenizer.decode(
-            ids[1:length], skip_special_tokens=True, clean_up_tokenization_spaces=self.clean_up
-        )
+        text = self.tokenizer.decode(ids[1:length], skip_special_tokens=True)
         text = text.replace("<n>", "\n").strip()  # PEGASUS's line breaks
         return trim_to_sentence(text) if length >= max_length else text
 

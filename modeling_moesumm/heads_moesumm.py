@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from .cache_moesumm import CACHE, named_for_peft
 from .layers_moesumm import margin_losses, token_losses
-from .routing_moesumm import RoutingContext, check_has_labels, check_has_source, resolve_datasets
+from .routing_moesumm import RoutingContext, check_has_labels, resolve_datasets
 
 STATES = ("output_hidden_states", "output_attentions")
 
@@ -85,7 +85,11 @@ class LanguageModelMixin:
     def _run_backbone(self, inputs: dict, cached: dict, routing: RoutingContext, margin: bool, kwargs: dict):
         """The backbone's outputs and, if the margin takes a pass of its own, the main expert's states, else `None`."""
         if margin and self.config.margin_main == "model":
-            check_has_source(cached.get("encoder_outputs"), cached[CACHE])
+            if given := [name for name in ("encoder_outputs", CACHE) if cached.get(name) is not None]:
+                raise ValueError(
+                    f"labels with {given[0]}: the margin loss also needs the states without deputies. Pass input_ids instead, "
+                    "or set config.margin_loss_coef = 0 or config.margin_main = 'last_layer'."
+                )
             return self._full_and_main(inputs, routing, kwargs)
         if margin:
             routing.main_only_layer = self.num_layers - 1

@@ -33,9 +33,8 @@ class LayerWithDeputies:
     `layer_idx` is its index among all L, the encoder's first; `has_main_expert` is `False` in FlatMoE.
     """
 
-    expert_parts: (
-        Callable  # the main expert's first matrices (W1, or of SwiGLU W1 and V), its last W2, activation, dropout
-    )
+    # the main expert's first matrices (W1, or of SwiGLU W1 and V), its last W2, activation, dropout
+    expert_parts: Callable
     main_expert: Callable  # its input A -> its output X, both `(B, T, d)`
 
     def add_deputies(self, config, layer_idx: int):

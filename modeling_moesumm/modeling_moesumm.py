@@ -86,7 +86,6 @@ class MoeSummEncoder(nn.Module):
         dataset: str | list[str | None] | None = None,
         dataset_ids: torch.Tensor | None = None,
         main_expert_only: bool | None = None,
-        deputy_id: int | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
@@ -94,7 +93,7 @@ class MoeSummEncoder(nn.Module):
         """Computes the backbone encoder's output; its `last_hidden_state` is `(B, S, d)`."""
         tokens = given_tokens(input_ids, inputs_embeds)
         check_positions(self.config, "texts", tokens.shape[1])
-        options = dataset, dataset_ids, main_expert_only, deputy_id
+        options = dataset, dataset_ids, main_expert_only
         return self.encoder(
             input_ids=input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds,
             output_attentions=output_attentions, output_hidden_states=output_hidden_states, return_dict=return_dict,
@@ -138,7 +137,6 @@ class MoeSummModel(MoeSummPreTrainedModel):
         dataset: str | list[str | None] | None = None,
         dataset_ids: torch.Tensor | None = None,
         main_expert_only: bool | None = None,
-        deputy_id: int | None = None,
         output_router_indices: bool = False,
         **kwargs,
     ) -> MoeSummSeq2SeqModelOutput | MoeSummModelOutput:
@@ -151,7 +149,7 @@ class MoeSummModel(MoeSummPreTrainedModel):
             output_class, inputs["encoder_outputs"] = MoeSummSeq2SeqModelOutput, encoder_outputs
         tokens, routing = self._make_routing(
             inputs, cache, encoder_outputs, dataset=dataset, dataset_ids=dataset_ids, main_expert_only=main_expert_only,
-            deputy_id=deputy_id, training=self.training and torch.is_grad_enabled(), recording=output_router_indices,
+            training=self.training and torch.is_grad_enabled(), recording=output_router_indices,
         )  # fmt: skip
         outputs = self.backbone.base_model(**inputs, **{CACHE: cache}, routing=routing, return_dict=True)
         fields = self._router_outputs(routing, len(tokens), outputs, encoder_outputs is None)
@@ -198,7 +196,6 @@ class MoeSummForConditionalGeneration(LanguageModelMixin, MoeSummPreTrainedModel
         dataset: str | list[str | None] | None = None,
         dataset_ids: torch.Tensor | None = None,
         main_expert_only: bool | None = None,
-        deputy_id: int | None = None,
         use_cache: bool | None = None,
         output_router_indices: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
@@ -211,7 +208,6 @@ class MoeSummForConditionalGeneration(LanguageModelMixin, MoeSummPreTrainedModel
             dataset: the name of each row's dataset, `None` for none, or one name for all rows.
             dataset_ids (`(B,)`): the same as ids, -1 for none. Without either, only the main expert is used.
             main_expert_only: whether to use only the main expert in all rows.
-            deputy_id: the deputy that all tokens of all rows use, with weight 1, whatever their datasets.
             output_router_indices: whether to return `encoder_expert_indices` and the related fields.
             num_items_in_batch: labels of the whole step, over accumulated batches and processes, as the Trainer passes it.
                 The losses are then sums divided by it, so gradient accumulation changes nothing.
@@ -230,7 +226,7 @@ class MoeSummForConditionalGeneration(LanguageModelMixin, MoeSummPreTrainedModel
         }  # fmt: skip
         cached = {"encoder_outputs": encoder_outputs, CACHE: cache, "use_cache": use_cache}
         routing = {
-            "dataset": dataset, "dataset_ids": dataset_ids, "main_expert_only": main_expert_only, "deputy_id": deputy_id,
+            "dataset": dataset, "dataset_ids": dataset_ids, "main_expert_only": main_expert_only,
             "recording": output_router_indices,
         }  # fmt: skip
         return self._language_model(inputs, cached, routing, labels, num_items_in_batch, kwargs)
@@ -273,7 +269,6 @@ class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationM
         dataset: str | list[str | None] | None = None,
         dataset_ids: torch.Tensor | None = None,
         main_expert_only: bool | None = None,
-        deputy_id: int | None = None,
         use_cache: bool | None = None,
         output_router_indices: bool = False,
         logits_to_keep: int | torch.Tensor = 0,
@@ -292,7 +287,7 @@ class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationM
             "inputs_embeds": inputs_embeds,
         }  # fmt: skip
         routing = {
-            "dataset": dataset, "dataset_ids": dataset_ids, "main_expert_only": main_expert_only, "deputy_id": deputy_id,
+            "dataset": dataset, "dataset_ids": dataset_ids, "main_expert_only": main_expert_only,
             "recording": output_router_indices,
         }  # fmt: skip
         cached = {CACHE: cache, "use_cache": use_cache}

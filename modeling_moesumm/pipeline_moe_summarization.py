@@ -23,11 +23,10 @@ class MoeSummarizationPipeline(TextPipeline):
             at sentence ends into windows, whose summaries are joined, and summarised once more if they are together longer
             than `max_length`. `"error"` raises an error. `"truncate"` reads only its beginning, with a warning.
         batch_size (`int`, default 8): texts and windows per batch, sorted by length.
-        clean_up_tokenization_spaces: as in `tokenizer.decode`.
         generate_kwargs: arguments of `generate`; `num_beams` is 4 unless `generation_config` has another.
 
     Returns: `[{"summary_text": ...}]` for one text; a list with one such dictionary per text for a list, and an iterator of
-    them for other iterables. A summary that reached its length limit is cut at its last sentence end.
+    them for other iterables. A summary at its length limit ends at a sentence end; sentences that repeat four words are left out.
 
     Raises:
         TypeError: for an input of another form.

@@ -17,7 +17,6 @@ class RoutingContext:
     active: bool  # False to use the main expert only
     dataset_ids: torch.Tensor | None = None  # (B,), each row's dataset, -1 for none
     rows: torch.Tensor | None = None  # (b,), the rows that use deputies, if known; None for all
-    deputy_id: int | None = None  # the deputy that all tokens use
     recording: bool = False  # whether to collect `recorded`
     main_only_layer: int | None = None  # computes its rows with and without deputies, if the margin compares with it
     recorded: dict = field(default_factory=dict)  # layer index -> expert indices and weights, both (B, T)
@@ -70,7 +69,6 @@ def make_routing_context(
     dataset=None,
     dataset_ids=None,
     main_expert_only: bool | None = None,
-    deputy_id: int | None = None,
     training: bool = False,
     validated: bool = False,
     recording: bool = False,
@@ -78,20 +76,16 @@ def make_routing_context(
     """The routing of a batch of B rows; arguments as in `MoeSummForConditionalGeneration.forward`.
 
     With `training` every parameter must be part of the graph. `validated` is whether an earlier call has validated the ids;
-    they are then not copied from the device again. Raises a `ValueError` for unknown names, ids or deputies, and for
+    they are then not copied from the device again. Raises a `ValueError` for unknown names or ids, and for
     arguments that exclude each other.
     """
-    if deputy_id is not None and not 0 <= deputy_id < config.num_deputies:
-        raise ValueError(f"deputy_id={deputy_id} is out of range. Use 0 to {config.num_deputies - 1}.")
     ids = resolve_datasets(config, dataset, dataset_ids, batch)
     if main_expert_only:
-        if not config.main_expert or deputy_id is not None:
-            raise ValueError(
-                "main_expert_only=True excludes deputy_id, and models without a main expert. Leave it out."
-            )
+        if not config.main_expert:
+            raise ValueError("main_expert_only=True, but the model has no main expert.")
         return RoutingContext(False, recording=recording)
-    if deputy_id is not None or not config.main_expert:
-        return RoutingContext(True, deputy_id=deputy_id, recording=recording)
+    if not config.main_expert:
+        return RoutingContext(True, recording=recording)
     if ids is None:
         if training and not torch.compiler.is_compiling():
             text = "No dataset was given in training: only the main expert is trained. Pass dataset_ids, or main_expert_only=True."
@@ -157,16 +151,6 @@ def check_positions(config, kind: str, length: int):
             f"The {kind} have {length} tokens, more than {limit} positions. Truncate them, or use "
             "pipeline('moe-summarization'), which splits long texts."
         )
-
-
-def check_has_source(encoder_outputs, cache):
-    """Raises a `ValueError` if the margin loss cannot run the model without deputies."""
-    for name, value in (("encoder_outputs", encoder_outputs), ("cache", cache)):
-        if value is not None:
-            raise ValueError(
-                f"labels with {name}: the margin loss also needs the states without deputies. Pass input_ids instead, or "
-                "set config.margin_loss_coef = 0 or config.margin_main = 'last_layer'."
-            )
 
 
 def check_has_labels(config, decoder_input_ids):

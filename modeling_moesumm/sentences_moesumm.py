@@ -32,6 +32,7 @@ ABBREVIATION = re.compile(
     r"para|pp|pres|prof|pt|refs?|rep|resp|rev|sec|sect|sen|sept?|sgt|sra?|st|supt|tab|univ|viz|vols?|vs",
     re.IGNORECASE,
 )
+REPEATED = 4  # words in a row that no summary has twice
 LIST_NUMBER = re.compile(rf"(?:\A|[{LINE_ENDS}])\s*\d{{1,3}}\Z")
 
 
@@ -91,6 +92,27 @@ def trim_to_sentence(text: str) -> str:
         return text[:end]
     whole = text.rsplit(maxsplit=1)
     return f"{whole[0].rstrip(' ,;:–—-(')}…" if whole else ""
+
+
+def without_repeats(text: str) -> str:
+    """The text without its sentences that repeat `REPEATED` words in a row; of a first one that does, the part before the repetition."""
+    kept, words, seen = "", [], set()
+    for start, cut in pairwise([0, *sentence_cuts(text)]):
+        own = [*words[1 - REPEATED :], *text[start:cut].split()]
+        runs = runs_of(own)
+        first = next((i for i, run in enumerate(runs) if run in seen or run in runs[:i]), None)
+        if first is None:
+            kept, words = kept + text[start:cut], own
+        elif not words:
+            kept = trim_to_sentence(" ".join(own[: first + 1]))
+            words = kept.split()
+        seen.update(runs_of(words))
+    return kept.strip()
+
+
+def runs_of(words: list[str]) -> list[tuple[str, ...]]:
+    """All runs of `REPEATED` words."""
+    return [tuple(words[i : i + REPEATED]) for i in range(len(words) - REPEATED + 1)]
 
 
 def split_to_fit(text: str, limit: int, count: Count) -> list[str]:

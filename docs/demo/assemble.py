@@ -30,7 +30,6 @@ LIBRARIES = (  # of node_modules
 PACKAGES = ("numpy", "regex")
 SERVER = "https://cdn.jsdelivr.net/pyodide/v{version}/full/"
 INDEX, MIRROR = "https://pypi.org/simple/open-webui/", "open_webui-0.12.4-py3-none-any.whl"  # contains Pyodide 314.0.3
-STEMMER = ("redos.py", "termsec.py", "stem/api.py", "stem/porter.py")  # of nltk, whose import reads much more
 
 
 def from_server(name: str, version: str) -> bytes:
@@ -69,20 +68,13 @@ def fetch_packages(lock: dict, version: str, folder: Path) -> None:
 
 
 def write_modules(lib: Path) -> None:
-    """Writes lexperts_lite.zip, the modules of the distribution with NLTK's stemmer, and the folder of its model."""
-    import nltk
-
+    """Writes lexperts_lite.zip, the modules of the distribution, and the folder of its model."""
     shutil.copytree(ROOT / "lexperts_lite" / "model", lib / "model", dirs_exist_ok=True)
-    stemmer = Path(nltk.__file__).parent
     with zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for module in sorted(
             path for package in ("lexperts_lite", "run_tools") for path in (ROOT / package).glob("*.py")
         ):
             archive.write(module, module.relative_to(ROOT).as_posix())
-        for name in ("__init__.py", "stem/__init__.py"):
-            archive.writestr(f"nltk/{name}", "")
-        for name in STEMMER:
-            archive.write(stemmer / name, f"nltk/{name}")
 
 
 def example(size: int) -> str:

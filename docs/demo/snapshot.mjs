@@ -16,7 +16,7 @@ const names = whole.runPython(`
 import json, sys, zipfile
 before = set(sys.modules)
 sys.path.insert(0, "/lib/lexperts")
-import lexperts_lite.browser, nltk.stem.porter
+import lexperts_lite.browser
 json.dumps([name for name in sys.modules if name not in before and name.partition(".")[0] in sys.stdlib_module_names])
 `);
 const python = await loadPyodide({ _makeSnapshot: true });

@@ -13,6 +13,8 @@ from keyphrase_tools.labels import tag_words
 from lexperts_lite.words import split_words
 
 ID2LABEL = {0: "O", 1: "B", 2: "I"}
+TEXTS = ["Graph cuts for semi-supervised learning, and graph networks", "of networks " * 60 + "energy"]
+KEYPHRASES = [["graph cut", "semi-supervised learning", "graph network"], ["networks", "energy", "absent"]]
 
 
 def test_the_docstrings_example_holds():
@@ -20,20 +22,11 @@ def test_the_docstrings_example_holds():
     assert doctest.DocTestRunner().run(example) == doctest.TestResults(0, 1)
 
 
-@pytest.mark.parametrize(
-    "predicted, gold, precision, recall",
-    [
-        ([[1, 2, 0, 1]], [[1, 2, 0, 1]], 1, 1),
-        ([[1, 2, 0]], [[1, 0, 0]], 0, 0),  # both ends must be right
-        ([[1, 2, 1]], [[1, 2, 2]], 0, 0),
-        ([[2, 2, 0, 2]], [[1, 2, 0, 1]], 1, 1),  # an I without a B begins a span
-        ([[1, 0, 1], [1]], [[1, 0, 0], [0]], 1 / 3, 1),  # over all documents, not their mean
-        ([[1], [0]], [[0], [1]], 0, 0),  # the same words of another document are another span
-        ([[0, 0]], [[1, 2]], 0, 0),
-        ([[1, 2]], [[0, 0]], 0, 0),
-        ([], [], 0, 0),
-    ],
-)
+@pytest.mark.parametrize("predicted, gold, precision, recall", [
+    ([[1, 2, 0, 1]], [[1, 2, 0, 1]], 1, 1), ([[1, 2, 0]], [[1, 0, 0]], 0, 0),  # both ends must be right
+    ([[1, 0, 1], [1]], [[1, 0, 0], [0]], 1 / 3, 1),  # over all documents, not their mean
+    ([[1], [0]], [[0], [1]], 0, 0), ([[1, 2]], [[0, 0]], 0, 0), ([], [], 0, 0),
+])  # fmt: skip
 def test_spans_by_hand(predicted, gold, precision, recall):
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0
     assert span_scores(predicted, gold) == pytest.approx({"precision": precision, "recall": recall, "f1": f1})
@@ -54,15 +47,15 @@ def chunks(tags):
 labels = st.lists(st.integers(0, 2), max_size=12)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(labels, st.randoms(use_true_random=False)), max_size=4))
 def test_spans_are_counted_as_conlleval_does(documents):
     gold = [tags for tags, _ in documents]
     predicted = [[random.choice((tag, tag, 0, 1, 2)) for tag in tags] for tags, random in documents]
     right = sum(len(chunks(p) & chunks(g)) for p, g in zip(predicted, gold, strict=True))
     found, wanted = sum(len(chunks(p)) for p in predicted), sum(len(chunks(g)) for g in gold)
-    expected = right / found if found else 0, right / wanted if wanted else 0
     scores = span_scores(predicted, gold)
+    expected = right / found if found else 0, right / wanted if wanted else 0
     assert (scores["precision"], scores["recall"]) == pytest.approx(expected)
 
 
@@ -73,18 +66,18 @@ def test_documents_that_do_not_match_are_refused():
         span_scores([[0], [0]], [[0]])
 
 
-TEXTS = ["Graph cuts for semi-supervised learning, and graph networks", "of networks " * 60 + "energy"]
-KEYPHRASES = [["graph cut", "semi-supervised learning", "graph network"], ["networks", "energy", "absent"]]
+def of_words(metrics, labels, special):
+    """Arrays (windows, S) with the labels of the words that begin, by document, and `special` elsewhere."""
+    rows = np.full((len(metrics.rows["labels"]), max(map(len, metrics.rows["labels"]))), special)
+    for row, window in zip(rows, metrics._windows, strict=True):
+        for place, word in enumerate(window.word_starts):
+            row[place] = labels[window.document][word] if word >= 0 else special
+    return rows
 
 
 def logits_for(metrics, labels):
     """Logits (windows, S, 3) whose most likely label of each word is `labels` of its document."""
-    rows = metrics.rows
-    logits = np.zeros((len(rows["labels"]), max(map(len, rows["labels"])), 3))
-    for row, window in zip(logits, metrics._windows, strict=True):
-        for place, word in enumerate(window.word_starts):
-            row[place, labels[window.document][word] if word >= 0 else 0] = 9
-    return logits
+    return 9.0 * np.eye(3)[of_words(metrics, labels, 0)]
 
 
 @pytest.mark.parametrize("rules", ["lexperts", "seke"])
@@ -106,29 +99,31 @@ def test_the_trainers_logits_are_scored_against_the_labels_of_whole_documents(ti
 
 
 def test_the_spans_are_those_of_the_threshold_that_is_reported(tiny_tokenizer):
-    text, keyphrases = ["graph cuts"], [["graph", "cuts"]]
-    metrics = ExtractionMetrics(text, keyphrases, tiny_tokenizer, ID2LABEL, thresholds=(0.9, 0.3), spans=True)
+    def scores(*thresholds):
+        options = {"thresholds": thresholds, "spans": True}
+        return ExtractionMetrics(["graph cuts"], [["graph", "cuts"]], tiny_tokenizer, ID2LABEL, **options)(prediction)
+
     logits = np.log([[[0.98, 0.01, 0.01], [0.6, 0.39, 0.01], [0.05, 0.94, 0.01], [0.98, 0.01, 0.01]]])
-    scores = metrics(EvalPrediction(logits, None))
-    assert scores["threshold"] == 0.3 and scores["span_f1"] == 1
-    strict = ExtractionMetrics(text, keyphrases, tiny_tokenizer, ID2LABEL, thresholds=(0.9,), spans=True)
-    assert strict(EvalPrediction(logits, None))["span_recall"] == 0.5
+    prediction = EvalPrediction(logits, None)
+    assert (scores(0.9, 0.3)["threshold"], scores(0.9, 0.3)["span_f1"]) == (0.3, 1)
+    assert scores(0.9)["span_recall"] == 0.5
 
 
 def test_paths_decide_where_no_threshold_does(tiny_tokenizer):
     """Logits say O everywhere, and the paths beside them the gold labels: a CRF's most likely path."""
-    metrics = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(None,), spans=True)
+    makers = [
+        ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=thresholds, spans=True)
+        for thresholds in ((None,), (0.5,), (0.5, None))
+    ]
+    by_path, by_threshold, both = makers
     gold = [tag_words(split_words(text), k) for text, k in zip(TEXTS, KEYPHRASES, strict=True)]
-    silent = logits_for(metrics, [[0] * len(tags) for tags in gold])
-    paths = np.full(silent.shape[:2], -1)
-    for row, window in zip(paths, metrics._windows, strict=True):
-        for place, word in enumerate(window.word_starts):
-            row[place] = gold[window.document][word] if word >= 0 else -1
-    assert metrics(EvalPrediction(silent, None))["span_f1"] == 0
-    scores = metrics(EvalPrediction((silent, paths), None))
+    silent = logits_for(by_path, [[0] * len(tags) for tags in gold])
+    paths = of_words(by_path, gold, -1)
+    assert by_path(EvalPrediction(silent, None))["span_f1"] == 0
+    scores = by_path(EvalPrediction((silent, paths), None))
     assert scores["span_f1"] == 1 and scores["recall@10"] == 1
-    by_threshold = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(0.5,), spans=True)
     assert by_threshold(EvalPrediction((silent, paths), None))["span_f1"] == 0
-    both = ExtractionMetrics(TEXTS, KEYPHRASES, tiny_tokenizer, ID2LABEL, thresholds=(0.5, None), spans=True)
     scores = both(EvalPrediction((silent, paths), None))  # the better of the two
     assert scores["span_f1"] == 1 and "threshold" not in scores
+    scores = both(EvalPrediction((logits_for(by_path, gold), np.where(paths < 0, -1, 0)), None))
+    assert scores["span_f1"] == 1 and scores["threshold"] == 0.5

@@ -16,31 +16,14 @@ HARD = [
     "graph\u2028cuts", "graph\u2029\u2029cuts net", "graph \U0001fae9 cut",
 ]  # fmt: skip
 WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "semi",
-    "word",
-    "text",
-    "graph",
-    "cut",
-    "##s",
-    "net",
-    "##work",
-    "-",
-    ".",
-    "##istanbul",
-]
+    "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "semi", "word", "text", "graph", "cut", "##s", "net", "##work", "-", ".", "##istanbul",
+]  # fmt: skip
 
 
 def word_pieces(vocabulary):
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = (
-        normalizers.BertNormalizer(lowercase=True),
-        pre_tokenizers.BertPreTokenizer(),
-    )
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens(vocabulary[:5])
     return tokenizer
 

@@ -11,8 +11,8 @@ from modeling_exhird import (
     ExhirdTokenizer,
     tokenize_documents,
 )
+from tests.tools import as_rows
 
-KINDS = ("transformer", "bigru")
 VOCABULARY = [
     "graph cuts segment images by the flow in a network",
     "neural networks learn the cut of a graph, and deep models learn languages",
@@ -34,6 +34,7 @@ DOCUMENTS = {
         ["network flow"],
     ],
 }
+PAIRS = [{"title": title, "text": text} for title, text in zip(DOCUMENTS["title"], DOCUMENTS["text"], strict=True)]
 # Small masks, so that words have invisible keys; weights large enough that documents differ visibly.
 SIZES = {
     "hidden_size": 16,
@@ -47,7 +48,7 @@ KIND_SIZES = {
     "transformer": {"num_attention_heads": 2, "intermediate_size": 24, **MASKS},
     "bigru": {"embedding_size": 8},
 }
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize("kind", KIND_SIZES)
 
 
 def word_tokenizer(padding_side="right"):
@@ -57,22 +58,28 @@ def word_tokenizer(padding_side="right"):
 def tiny_exhird(kind="transformer", **options):
     """A new model in eval mode, always the same weights."""
     torch.manual_seed(0)
-    sizes = {**SIZES, **KIND_SIZES[kind], **options}
-    return ExhirdForKeyphraseGeneration(
-        ExhirdConfig.from_tokenizer(word_tokenizer(), encoder_type=kind, **sizes)
-    ).eval()
+    sizes = {**SIZES, **KIND_SIZES[kind], "encoder_type": kind, **options}
+    return ExhirdForKeyphraseGeneration(ExhirdConfig.from_tokenizer(word_tokenizer(), **sizes)).eval()
+
+
+def copying(kind="bigru", **options):
+    """A model that copies much, so that there are present phrases among its own."""
+    model = tiny_exhird(kind, **{"initializer_range": 0.7, "exclusion_window": -1, **options})
+    with torch.no_grad():
+        model.generator.copy.bias.fill_(0.0)
+        model.generator.vocabulary.bias[4] += 8.0
+    return model
 
 
 def document_rows():
     """The documents' rows, as `tokenize_documents` gives them."""
-    rows = tokenize_documents(DOCUMENTS, word_tokenizer())
-    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    return as_rows(tokenize_documents(DOCUMENTS, word_tokenizer()))
 
 
-def make_batch(only=None, padding_side="right", pad_to_multiple_of=None):
+def make_batch(only=None, padding_side="right"):
     """All documents, or those of the given numbers."""
     rows = document_rows()
-    collate = DataCollatorForKeyphraseGeneration(word_tokenizer(padding_side), pad_to_multiple_of)
+    collate = DataCollatorForKeyphraseGeneration(word_tokenizer(padding_side))
     return collate([rows[i] for i in only] if only is not None else rows)
 
 
@@ -84,3 +91,15 @@ def generate_keyphrases(model, tokenizer, documents, **options):
 def without_labels(batch):
     """The inputs of `generate`."""
     return {name: x for name, x in batch.items() if name != "labels"}
+
+
+def check_places(document, phrases):
+    """Present phrases are where they say."""
+    for phrase in phrases:
+        assert list(phrase)[:5] == ["keyphrase", "present", "score", "start", "end"] and 0 < phrase["score"] <= 1
+        assert ("field" in phrase) == bool(document["title"] and phrase["present"])
+        if phrase["present"]:
+            text = document[phrase.get("field", "text")]
+            assert text[phrase["start"] : phrase["end"]] == phrase["keyphrase"]
+        else:
+            assert phrase["start"] is phrase["end"] is None and phrase["keyphrase"]

@@ -1,91 +1,122 @@
-# needs: parquet
-"""`lexperts keyphrases generate`: what the pipeline gives, for files, resumable."""
+# needs: cluster, parquet
+"""`lexperts keyphrases generate`: what the pipeline gives, for files; keyphrases of near examples as candidates."""
 
-import json
-
+import numpy as np
 import pyarrow
 import pytest
-import torch
 from pyarrow import parquet
 from transformers import pipeline
-from typer.testing import CliRunner
 
 from lexperts.cli.keyphrases import app
+from lexperts.near_examples import NearExamples
+from run_tools.errors import UserError
+from tests.recipes.lexicon_helpers import save_embedder
+from tests.tools import fails, read_rows, run_main, write_rows
 
-from .conftest import DOCUMENTS, tiny_exhird, word_tokenizer
+from .conftest import PAIRS, copying, word_tokenizer
+from .llamas import fitted, llama_tokenizer
 
-ROWS = [
-    {"id": f"d{i}", "title": title, "text": text, "year": 2000 + i}
-    for i, (title, text) in enumerate(zip(DOCUMENTS["title"] * 3, DOCUMENTS["text"] * 3, strict=True))
-]
+ROWS: list[dict] = [{"id": f"d{i}", **pair, "year": 2000 + i} for i, pair in enumerate(PAIRS * 2)]
 ROWS.insert(5, {"id": "none", "title": "Graph", "text": None, "year": 1})
-OPTIONS = ["--num-keyphrases", "3", "--batch-size", "2", "--device", "cpu"]
+TOOLS = ("saw", "axe")
+EXAMPLES = [
+    {"title": f"the {kind}", "text": f"{kind} {number}", "keyphrases": [kind, "tools" if kind in TOOLS else "animals"]}
+    for number in range(4)
+    for kind in ("cat", "dog", *TOOLS)
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    model = tiny_exhird("bigru", initializer_range=0.7, exclusion_window=-1)
-    with torch.no_grad():  # copies more, so that some phrases are present
-        model.generator.copy.bias.fill_(0.0)
-        model.generator.vocabulary.bias[4] += 8.0
-    model.save_pretrained(folder)
-    word_tokenizer().save_pretrained(folder)
-    return str(folder)
+    """Models, documents, examples, and an embedder of both."""
+    folder = tmp_path_factory.mktemp("files")
+    models = {"gru": (copying(), word_tokenizer()), "llama": (fitted(), llama_tokenizer())}
+    for name, parts in models.items():
+        for part in parts:
+            part.save_pretrained(folder / name)
+    write_rows(folder / "rows.jsonl", ROWS)
+    write_rows(folder / "tools.jsonl", [{"text": f"the {kind} cuts graphs"} for kind in ("saw", "cat")])
+    write_rows(folder / "examples.jsonl", EXAMPLES)
+    write_rows(folder / "bare.jsonl", [{"text": "a cat"}])
+    save_embedder(
+        folder / "embedder", [{"term": row["title"], "context": row["text"], "source": ""} for row in EXAMPLES]
+    )
+    return folder
 
 
-@pytest.fixture
-def source(tmp_path):
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    return tmp_path / "in.jsonl"
+def command(folder, source, output, model, **options):
+    given = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    return ["generate", folder / source, output, "--model", folder / model, "--device", "cpu", *given]
 
 
-def run(source, output, model, *options):
-    return CliRunner().invoke(app, ["generate", str(source), str(output), "--model", model, *OPTIONS, *options])
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def test_rows_hold_the_phrases_of_the_pipeline(folder, source, tmp_path):
-    done = run(source, tmp_path / "out.jsonl", folder, "--keep", "year")
-    assert done.exit_code == 0 and "13 documents in" in done.stdout and "1 could not be processed" in done.stdout
-    generate, found = pipeline("keyphrase-generation", model=folder), lines(tmp_path / "out.jsonl")
+def test_rows_hold_the_phrases_of_the_pipeline(folder, tmp_path):
+    output = tmp_path / "out.jsonl"
+    options = {"num_keyphrases": 3, "batch_size": 2, "keep": "year"}
+    done = run_main(app, *command(folder, "rows.jsonl", output, "gru", **options))
+    assert done.returncode == 0 and "1 could not be processed" in done.stdout, done.stderr
+    generate, found = pipeline("keyphrase-generation", model=str(folder / "gru")), read_rows(output)
     assert found[5] == {"id": "none", "year": 1, "error": "'text' is None, not a text"}
-    kinds = set()
     for row, own in zip(ROWS, found, strict=True):
         if row["text"] is None:
             continue
         expected = generate({"title": row["title"], "text": row["text"]}, num_keyphrases=3)
         assert own.keys() == {"id", "year", "keyphrases"} and own["id"] == row["id"]
         assert [p["keyphrase"] for p in own["keyphrases"]] == [p["keyphrase"] for p in expected]
-        assert [p["score"] for p in own["keyphrases"]] == pytest.approx([p["score"] for p in expected], rel=1e-3)
-        for phrase in own["keyphrases"]:
-            assert list(phrase) == ["keyphrase", "present", "score", "start", "end", "field"]
-            if phrase["present"]:
-                assert row[phrase["field"]][phrase["start"] : phrase["end"]] == phrase["keyphrase"]
-            kinds.add((phrase["present"], phrase["field"]))
-    assert {(True, "text"), (False, None)} <= kinds
+        assert all(phrase["present"] == (phrase["field"] in ("title", "text")) for phrase in own["keyphrases"])
 
 
-def test_a_parquet_file_has_types_and_other_settings_are_named(folder, source, tmp_path):
-    output = tmp_path / "out.parquet"
-    assert run(source, output, folder).exit_code == 0
-    done = run(source, output, folder, "--min-phrases", "2")
-    assert done.exit_code == 2 and "min_phrases=None before, 2 now" in done.stderr
-    schema = parquet.read_table(output).schema
+def test_a_parquet_file_has_types_and_other_settings_are_named(folder, tmp_path):
+    given = command(folder, "rows.jsonl", tmp_path / "out.parquet", "gru")
+    assert run_main(app, *given).returncode == 0
+    assert "min_phrases=None before, 2 now" in fails(app, *given, "--min-phrases", 2)
+    schema = parquet.read_table(tmp_path / "out.parquet").schema
     assert schema.field("keyphrases").type.value_type.field("present").type == pyarrow.bool_()
 
 
-def test_errors_are_one_line(folder, source, tiny_seke, tiny_tokenizer, tmp_path):
-    for part in (tiny_seke("bert"), tiny_tokenizer):
-        part.save_pretrained(tmp_path / "seke")
-    for model, options, message in (
-        (str(tmp_path / "seke"), (), "SekeConfig"),
-        ("no/such-model", (), "'no/such-model' cannot be opened"),
-        (folder, ("--text-column", "txt"), "there is no 'txt'"),
-    ):
-        done = run(source, tmp_path / "out.jsonl", model, *options)
-        assert done.exit_code == 2 and message in done.stderr and done.stderr.count("error: ") == 1, done.output
-        assert "Traceback" not in done.stderr and not (tmp_path / "out.jsonl").exists()
+def test_keyphrases_of_near_examples_compete(folder, tmp_path):
+    examples = write_rows(tmp_path / "examples.jsonl", EXAMPLES)
+    options = {"examples": examples, "embedder": folder / "embedder"}
+    given = command(folder, "tools.jsonl", tmp_path / "out.jsonl", "llama", **options)
+    done = run_main(app, *given)
+    assert done.returncode == 0, done.stderr
+    saw, cat = (line["keyphrases"] for line in read_rows(tmp_path / "out.jsonl"))
+    assert {"tools", "saw"} <= {phrase["keyphrase"] for phrase in saw}
+    assert {"animals", "cat"} <= {phrase["keyphrase"] for phrase in cat}
+    scores = [phrase["score"] for phrase in saw]
+    assert scores == sorted(scores, reverse=True) and len(scores) <= 10
+    write_rows(examples, EXAMPLES[:1])
+    assert "examples=" in fails(app, *given)
+
+
+@pytest.mark.parametrize(
+    "model, options, fragment",
+    [
+        ("no/such-model", {}, "no/such-model"),
+        ("llama", {"examples": "bare.jsonl", "embedder": "embedder"}, "bare.jsonl"),
+        ("gru", {"examples": "examples.jsonl", "embedder": "embedder"}, "candidates"),
+        ("llama", {"examples": "examples.jsonl", "embedder": "no-embedder"}, "no-embedder"),
+    ],
+)
+def test_what_is_refused(model, options, fragment, folder, tmp_path):
+    files = {name: folder / value for name, value in options.items()}
+    assert fragment in fails(app, *command(folder, "rows.jsonl", tmp_path / "out.jsonl", model, **files))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def embed(texts):
+    """Animals here, tools there."""
+    return np.array([[any(tool in text for tool in TOOLS), "cat" in text or "dog" in text] for text in texts]) + 0.01
+
+
+def test_the_keyphrases_of_near_examples_come_first(monkeypatch):
+    monkeypatch.setattr("lexperts.near_examples.NEAREST", 8)
+    near = NearExamples([*EXAMPLES, {"text": "saw", "keyphrases": []}], embed)
+    animal, tool = near.candidates([{"text": "cat"}, {"title": "the axe", "text": "axe"}])
+    assert animal[0] == "animals" and set(animal) == {"animals", "cat", "dog"}
+    assert tool[0] == "tools" and set(tool) == {"tools", *TOOLS}
+    assert near.add_candidates([{"id": 7, "text": "cat"}]) == [{"id": 7, "text": "cat", "candidates": animal}]
+    rows = [{"text": "the cat", "keyphrases": ["its own"]}, {"text": "the dog", "keyphrases": ["dog"]}]
+    near = NearExamples(rows, embed)  # a document is not an example of itself
+    assert near.candidates([{"text": "the cat"}]) == [["dog"]] and near.add_candidates([]) == []
+    with pytest.raises(UserError, match="1 examples"):
+        NearExamples([{"text": "a", "keyphrases": []}], embed)

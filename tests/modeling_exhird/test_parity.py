@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration
+from modeling_exhird import (
+    DataCollatorForKeyphraseGeneration,
+    ExhirdConfig,
+    ExhirdForKeyphraseGeneration,
+    ExhirdTokenizer,
+)
+from modeling_exhird.data_exhird import make_labels
 from modeling_exhird.decoder_exhird import HierarchicalDecoder
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "exhird_model.json").read_text())
@@ -61,25 +67,17 @@ def make(**options):
 
 @pytest.fixture(scope="module")
 def batch():
-    """The documents in our layout: what the vocabulary lacks has the ids V, V + 1, ... of its document."""
-    ids = {word: i for i, word in enumerate(VECTORS["vocab"])}
-    extended = []
-    for words in VECTORS["src"]:
-        oov = list(dict.fromkeys(word for word in words if word not in ids))
-        extended.append(ids | {word: V + k for k, word in enumerate(oov)})
-    L = max(map(len, VECTORS["src"]))
-    copy_ids = torch.ones(2, L, dtype=torch.long)
+    """The documents by our tokenizer, labels and collator; the vocabulary has two more words than the reference's."""
+    tokenizer = ExhirdTokenizer.from_words([*VECTORS["vocab"], "<digit>", "<eot>"])
+    sources = [tokenizer.encode_source(" ".join(words)) for words in VECTORS["src"]]
     labels = torch.full((2, 7, 6), -100)
-    for b, (words, phrases, known) in enumerate(zip(VECTORS["src"], VECTORS["targets"], extended, strict=True)):
-        copy_ids[b, : len(words)] = torch.tensor([known[word] for word in words])
-        for i, phrase in enumerate([*(p + [";"] for p in phrases), ["</s>"]]):
-            labels[b, i, : len(phrase)] = torch.tensor([known.get(word, 0) for word in phrase])
-    return {
-        "input_ids": copy_ids.masked_fill(copy_ids >= V, 0),
-        "attention_mask": torch.tensor([[int(l < len(words)) for l in range(L)] for words in VECTORS["src"]]),
-        "copy_ids": copy_ids,
-        "labels": labels,
-    }
+    for b, (source, phrases) in enumerate(zip(sources, VECTORS["targets"], strict=True)):
+        kinds = ([words for start, *words in phrases if start == mark] for mark in ("<p_start>", "<a_start>"))
+        for i, row in enumerate(make_labels(*kinds, source, tokenizer)):
+            labels[b, i, : len(row)] = torch.tensor(row)
+    found = DataCollatorForKeyphraseGeneration(tokenizer)([source._asdict() for source in sources])
+    found["labels"] = labels
+    return {name: x - 2 * (x >= len(tokenizer)) for name, x in found.items()}
 
 
 def test_the_layout_is_the_references(batch):
@@ -113,26 +111,6 @@ def test_vectors_and_attention_of_every_step(batch, monkeypatch):
     nll = tensor("token_nll_S_T_B").permute(2, 0, 1)
     assert_close(-outputs.log_probs[scored], nll[scored], rtol=0, atol=1e-9)
     assert (outputs.log_probs[~scored] == 0).all()
-
-
-def phrase_attention(decoder, h, memory):
-    """beta_i = softmax_l(m_l W_P h_i)   (B, d) -> (B, L), which the decoder never computes by itself"""
-    scores = torch.baddbmm(memory.bias[:, None], decoder.phrase_attention(h)[:, None], memory.states.mT)
-    return scores.softmax(-1).squeeze(1)
-
-
-def test_phrase_attention(batch):
-    """beta of every phrase, from the phrase states that the feedback leads to."""
-    model, states = make(), []
-    step = HierarchicalDecoder.next_phrase
-    model.decoder.next_phrase = lambda *args: states.append(step(model.decoder, *args)) or states[-1]
-    model(**batch)
-    memory, _ = model.encode(batch["input_ids"], batch["attention_mask"], batch["copy_ids"])
-    expected = tensor("phrase_attention_B_S_L")
-    for i, h in enumerate(states):
-        n = len(h)  # documents that go on; the first has more phrases and stands first here too
-        assert_close(phrase_attention(model.decoder, h, memory.take(slice(n))), expected[:n, i], rtol=0, atol=1e-9)
-    assert len(states) == 7
 
 
 @pytest.mark.parametrize("window", [1, 2, 4, -1])

@@ -1,18 +1,16 @@
 """The classifier, what is trained, and the domains of texts by saved centroids."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from peft import get_peft_model
 from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from modeling_lexicon import LexiconForCausalLM, LexiconForSequenceClassification
-from tests.modeling_lexicon.conftest import POLICIES, SIZES, E, each_policy, gradients, put_experts, tiny_lexicon
-
-# --- the classifier -------------------------------------------------------------------------------------------------
+from tests.modeling_lexicon.conftest import POLICIES, SIZES, E, each_policy, put_experts, tiny_lexicon
 
 
 @each_policy
@@ -74,35 +72,23 @@ def test_rows_without_a_label_are_not_counted(prompts):
 def test_rows_whose_end_is_not_known_are_refused():
     model = tiny_lexicon(LexiconForSequenceClassification, pad_token_id=None)
     with pytest.raises(ValueError, match="2 rows without attention_mask"):
-        model(torch.ones(2, 3, dtype=torch.long))
-    assert model(torch.ones(1, 3, dtype=torch.long)).logits.shape == (1, 2)
-
-
-# --- what is trained ------------------------------------------------------------------------------------------------
+        model(torch.ones(2, 3).long())
+    assert model(torch.ones(1, 3).long()).logits.shape == (1, 2)
 
 
 def test_gates_are_where_the_policy_needs_them():
-    def count(**options):
-        return [m.gate is not None for m in tiny_lexicon(**options).routed_modules()]
-
-    assert [count(policy=policy) for policy in POLICIES] == [[True, True]] * 3 + [[True, False]]
-    assert count(policy="domain", domain_gate=False) == [False, False]
+    options = [{"policy": policy} for policy in POLICIES] + [{"policy": "domain", "domain_gate": False}]
+    gates = [[m.gate is not None for m in tiny_lexicon(**each).routed_modules()] for each in options]
+    assert gates == [[True, True]] * 3 + [[True, False], [False, False]]
 
 
-@pytest.mark.parametrize("kind", [LexiconForCausalLM, LexiconForSequenceClassification])
-def test_lora_config_targets_attention_and_saves_gates(kind, batch, prompts):
-    model = tiny_lexicon(kind, qk_norm=True)
-    adapted = get_peft_model(model, model.lora_config(r=2))
-    labels = batch["labels"] if kind is LexiconForCausalLM else torch.tensor([0, 1, 1])
-    adapted(**prompts, labels=labels).loss.backward()
-    trained = gradients(adapted)
-    assert all("lora_" in name or "modules_to_save" in name for name in trained)
-    assert {name.split(".")[-4] for name in trained if "lora_A" in name} == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert sum("gate.modules_to_save" in name for name in trained) == 2
-    assert any("score" in name for name in trained) == (kind is LexiconForSequenceClassification)
-
-
-# --- centroids ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "kind, heads", [(LexiconForCausalLM, {"gate"}), (LexiconForSequenceClassification, {"gate", "score"})]
+)
+def test_lora_config_targets_the_attention_and_saves_gates_and_heads(kind, heads):
+    config = tiny_lexicon(kind, qk_norm=True).lora_config(r=2)
+    assert (config.r, config.lora_alpha, {*config.modules_to_save}) == (2, 32, heads)
+    assert config.target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 def with_centroids(**options):
@@ -118,12 +104,9 @@ def lookup(texts):
     return [VECTORS[text] for text in texts]
 
 
-class Encoder:
-    def encode(self, texts):
-        return torch.tensor(lookup(texts)).numpy()
-
-
-@pytest.mark.parametrize("embedder", [lookup, Encoder()])
+@pytest.mark.parametrize(
+    "embedder", [lookup, SimpleNamespace(encode=lambda texts: torch.tensor(lookup(texts)).numpy())]
+)
 def test_texts_are_given_the_domain_of_the_nearest_centroid(embedder, prompts):
     model = with_centroids()
     ids, distances = model.assign_domains(["sports", "law", "medicine"], embedder, return_distances=True)

@@ -10,7 +10,6 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 from modeling_lexicon import LexiconConfig
 from modeling_lexicon.experts_lexicon import LexiconExperts, RoutingDecision
-from modeling_lexicon.generation_lexicon import nearest_centroids
 from modeling_lexicon.layers_lexicon import RoutedModule
 from modeling_lexicon.low_rank_lexicon import LowRankExperts
 from modeling_lexicon.routing_lexicon import load_balancing_loss, resolve_prompt_mask, top_k_routing
@@ -149,15 +148,6 @@ def test_only_experts_that_some_row_chose_run_and_each_row_once(rank, monkeypatc
 # --- gates ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_kept_logits_softmax_is_the_renormalised_full_softmax():
-    logits = torch.randn(50, 6)
-    weights, index = top_k_routing(logits, 3)
-    p, order = logits.softmax(-1).topk(3)
-    assert torch.equal(index, order) and weights.dtype == torch.float32
-    assert_close(weights, p / p.sum(-1, keepdim=True))
-    assert top_k_routing(logits.bfloat16(), 3)[0].dtype == torch.float32
-
-
 def test_one_expert_a_token_weighs_exactly_one_with_the_gradient_of_the_full_softmax():
     logits = torch.randn(50, 6, requires_grad=True)
     weights, index = top_k_routing(logits, 1)
@@ -165,63 +155,46 @@ def test_one_expert_a_token_weighs_exactly_one_with_the_gradient_of_the_full_sof
     (got,) = torch.autograd.grad(weights.sum(), logits)
     (expected,) = torch.autograd.grad(logits.softmax(-1).max(-1).values.sum(), logits)
     assert_close(got, expected)
-    assert got.abs().max() > 0.01
+    assert got.abs().max() > 0.01 and top_k_routing(logits.bfloat16(), 3)[0].dtype == torch.float32
 
 
 def routed_mlp(policy, **options):
     torch.manual_seed(0)
     config = LexiconConfig(hidden_size=8, intermediate_size=4, num_attention_heads=1, routing_policy=policy, **options)
-    module = RoutedModule(config, 0)
+    module = RoutedModule(config, 0).double()
     for p in module.parameters():
         torch.nn.init.normal_(p)
     return module
 
 
-@pytest.mark.parametrize("policy, k", [("token", 1), ("token", 2), ("sequence_soft", 2), ("sequence_hard", 2)])
-def test_float64_stays_float64(policy, k):
+@pytest.mark.parametrize("policy", ["token", "sequence_soft", "sequence_hard"])
+def test_weights_are_those_of_the_policy_in_float64(policy):
     """A float32 step in between would be seen: 1e-8 is far below its precision."""
-    module, x = routed_mlp(policy, num_experts_per_tok=k).double(), torch.randn(2, 5, 8, dtype=torch.float64)
-    logits = module.gate(x) if policy == "token" else module.prompt_logits(x, torch.ones(2, 5, dtype=torch.bool))
-    expected = logits.softmax(-1)
+    module, x, exact = routed_mlp(policy), torch.randn(2, 5, 8, dtype=torch.float64), {"rtol": 0, "atol": 1e-14}
     if policy == "token":
-        weights, index = top_k_routing(logits, k)
-        expected = torch.ones_like(weights) if k == 1 else expected.gather(-1, index)
-        assert_close(weights, expected / expected.sum(-1, keepdim=True), rtol=0, atol=1e-14)
-    else:
-        assert_close(logits, module.gate(x).mean(1), rtol=0, atol=1e-14)
-        found = module.decide_by_gate(x, torch.ones(2, 5, dtype=torch.bool))
-        assert found.weights.dtype == torch.float64
-        if policy == "sequence_soft":
-            assert_close(found.weights, expected, rtol=0, atol=1e-14)
-
-
-def test_the_gate_reads_the_mean_over_the_prompt_alone():
-    module, x = routed_mlp("sequence_soft"), torch.randn(2, 5, 8)
+        logits = module.gate(x)
+        weights, index = top_k_routing(logits, 2)
+        p, order = logits.softmax(-1).topk(2)
+        assert torch.equal(index, order)
+        assert_close(weights, p / p.sum(-1, keepdim=True), **exact)
+        return
     prompt = torch.tensor([[0, 1, 1, 0, 0], [1, 1, 1, 1, 0]]).bool()
-    expected = torch.stack([module.gate(x[0, 1:3]).mean(0), module.gate(x[1, :4]).mean(0)])
-    assert_close(module.prompt_logits(x, prompt), expected)
+    logits = torch.stack([module.gate(x[0, 1:3]).mean(0), module.gate(x[1, :4]).mean(0)])
+    other = module.prompt_logits(torch.randn(2, 5, 8).double(), prompt)
     x[0, 0] = x[0, 3:] = x[1, 4] = torch.nan  # what is not read may be anything
-    assert_close(module.prompt_logits(x, prompt), expected)
-    assert not torch.allclose(module.prompt_logits(torch.randn(2, 5, 8), prompt), expected, atol=1e-2)
-
-
-def test_soft_weighs_all_hard_takes_the_best_straight_through():
-    x, prompt = torch.randn(3, 5, 8), torch.ones(3, 5, dtype=torch.bool)
-    soft = routed_mlp("sequence_soft").decide_by_gate(x, prompt)
-    hard = routed_mlp("sequence_hard").decide_by_gate(x, prompt)
-    assert_close(soft.weights, soft.logits.softmax(-1))
-    assert torch.equal(soft.index, hard.index) and torch.equal(hard.index, hard.logits.argmax(-1))
-    assert (hard.weights == 1).all() and hard.weights.requires_grad
-
-
-# --- the prompt -----------------------------------------------------------------------------------------------------
+    found = module.decide_by_gate(x, prompt)
+    assert_close(found.logits, logits, **exact)
+    assert not torch.allclose(other, logits, atol=1e-2) and torch.equal(found.index, logits.argmax(-1))
+    if policy == "sequence_soft":
+        assert_close(found.weights, logits.softmax(-1), **exact)
+    else:
+        assert (found.weights == 1).all() and found.weights.requires_grad and found.weights.dtype == torch.float64
 
 
 def test_the_prompt_is_what_is_real_and_masked_and_never_empty():
     attention = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1]])
     masked = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
-    everything = resolve_prompt_mask((3, 4), attention, None, "cpu")
-    assert torch.equal(everything, attention.bool())
+    assert torch.equal(resolve_prompt_mask((3, 4), attention, None, "cpu"), attention.bool())
     prompt = resolve_prompt_mask((3, 4), attention, masked, "cpu")
     # row 1 has no real token in its mask, row 2 no token at all: their first real one
     assert prompt.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
@@ -235,29 +208,15 @@ def balance(logits, policy="token", k=2, mask=None):
     return load_balancing_loss(LexiconConfig(routing_policy=policy, num_experts_per_tok=k), logits, mask)
 
 
-def test_uniform_routing_costs_k_and_a_collapsed_one_e():
-    even, collapsed = 50.0 * torch.eye(4).repeat(3, 1)[None], torch.tensor([[[50.0, 0, 0, 0]] * 12])
-    assert_close(balance((even,), k=1), torch.tensor(1.0))
-    assert_close(balance((collapsed,), k=1), torch.tensor(4.0))
-    assert_close(balance((even[0],), "sequence_hard"), torch.tensor(1.0))  # of rows as of tokens
-    assert_close(balance((collapsed[0],), "domain"), torch.tensor(4.0))
-
-
-def test_the_loss_is_mixtrals_and_padding_does_not_count():
+def test_the_balance_is_mixtrals_of_tokens_or_rows_and_padding_does_not_count():
     torch.manual_seed(0)
     layers, mask = [torch.randn(2, 7, E) for _ in range(3)], torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     expected = load_balancing_loss_func(tuple(logits.flatten(0, 1) for logits in layers), E, 2, mask)
-    assert_close(balance(tuple(layers), mask=mask), expected)
     longer = torch.cat([torch.ones(2, 5), mask], 1)  # with a cache the mask covers earlier tokens, too
     assert_close(balance(tuple(layers), mask=longer), expected)
     layers[1][1, 4:] = 100 * torch.randn(3, E)
     assert_close(balance(tuple(layers), mask=mask), expected)
     assert not torch.isclose(balance(tuple(layers)), expected, atol=1e-3)
-
-
-def test_the_nearest_centroid_is_found_after_normalising():
-    centroids = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    ids, distances = nearest_centroids(torch.tensor([[9.0, 1.0], [0.01, 0.02]]), centroids)
-    assert ids.tolist() == [0, 1] and ids.dtype == torch.int64 and distances.shape == (2, 2)
-    # by the raw distance the second text would be as near to either
-    assert_close(distances[1, 1], (torch.tensor([1.0, 2.0]) / 5**0.5 - centroids[1]).norm())
+    even, collapsed = 50.0 * torch.eye(4).repeat(3, 1), torch.tensor([[50.0, 0, 0, 0]] * 12)
+    assert_close(balance((even,), "sequence_hard", mask=mask), torch.tensor(1.0))
+    assert_close(balance((collapsed,), "domain", mask=mask), torch.tensor(4.0))

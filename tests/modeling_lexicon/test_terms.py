@@ -4,7 +4,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from modeling_lexicon.terms_lexicon import find_term, truncate_context_around
+from modeling_lexicon import terms_lexicon
+from modeling_lexicon.terms_lexicon import find_term, may_occur, truncate_context_around
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,24 @@ def test_a_term_is_found_in_its_context_in_another_form(term, context, found):
     assert (place and context[slice(*place)]) == found
 
 
+IRREGULAR = [
+    ("mouse", "The mice ate.", "mice"),
+    ("go", "They went.", "went"),
+    ("break the ice", "He broke the ice!", "broke the ice"),
+]
+
+
+@pytest.mark.parametrize("term, context, found", IRREGULAR)
+def test_irregular_forms_are_found_by_a_lemmatizer_and_possible_without_one(term, context, found, monkeypatch):
+    monkeypatch.setattr(terms_lexicon, "find_lemmas", lambda: None)
+    assert find_term(term, context) is None
+    assert may_occur(term, context) and not may_occur("art", "The party started late.")
+    lemmas = {"mice": {"NOUN": ("mouse",)}, "went": {"VERB": ("go",)}, "broke": {"ADJ": ("broke",), "VERB": ("break",)}}
+    monkeypatch.setattr(terms_lexicon, "find_lemmas", lambda: lambda word: lemmas.get(word, {}))
+    assert context[slice(*find_term(term, context))] == found and may_occur(term, context)
+    assert not may_occur("moose", "The mice ate.") and not may_occur("…", "none")
+
+
 def test_a_long_context_is_truncated_around_the_term():
     def words(count):
         return lambda text: len(text.split()) <= count
@@ -57,7 +76,7 @@ FILLER = {" ": "wxyz ßİ.—", "": "河岸にある。"}
 
 
 @given(st.sampled_from(WRITTEN), st.sampled_from(list(FILLER)), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_truncated_context_has_its_term(pair, space, data):
     term, written = pair
     before, after = (space.join(data.draw(st.text(FILLER[space], min_size=50, max_size=300)).split()) for _ in "ab")

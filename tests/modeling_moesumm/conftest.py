@@ -4,37 +4,26 @@ import re
 
 import pytest
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 from modeling_moesumm import MoeSummConfig, MoeSummForCausalLM, MoeSummForConditionalGeneration
 
+# the names of the classes in transformers, and own options
 BACKBONES = {
-    "bart": (BartConfig, BartForConditionalGeneration, {"pad_token_id": 1, "eos_token_id": 2}),
-    "pegasus": (PegasusConfig, PegasusForConditionalGeneration, {"pad_token_id": 0, "eos_token_id": 1}),
+    "bart": ("Bart", {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}),
+    "pegasus": ("Pegasus", {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}),
 }
 DECODERS = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": True}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
 }
 DATASETS = ["news", "letters", "papers"]
 V = 64
 each_backbone = pytest.mark.parametrize("backbone", BACKBONES)
 each_kind = pytest.mark.parametrize("backbone", [*BACKBONES, *DECODERS])
+one_of_each = pytest.mark.parametrize("backbone", ["bart", "llama"])
 
 # Weights large enough that deputies, datasets and texts differ visibly.
 SIZES = {
@@ -54,18 +43,17 @@ def class_for(backbone):
 
 
 def backbone_config(backbone="bart", **changes):
-    if backbone in DECODERS:
-        kind, _, special = DECODERS[backbone]
-        return kind(**{**DECODER_SIZES, **special, **changes})
-    kind, _, special = BACKBONES[backbone]
-    return kind(**{**SIZES, **special, "decoder_start_token_id": 2 if backbone == "bart" else 0, **changes})
+    name, own = {**BACKBONES, **DECODERS}[backbone]
+    sizes = DECODER_SIZES if backbone in DECODERS else SIZES
+    return getattr(transformers, f"{name}Config")(**{**sizes, **own, **changes})
 
 
 def tiny_backbone(backbone="bart", seed=0, **changes):
     """A new stock model in eval mode, always the same weights."""
     torch.manual_seed(seed)
-    model = {**BACKBONES, **DECODERS}[backbone][1](backbone_config(backbone, **changes)).eval()
-    return randomise(model, r"(bias|norm.*weight)$")
+    config = backbone_config(backbone, **changes)
+    auto = transformers.AutoModelForCausalLM if backbone in DECODERS else transformers.AutoModelForSeq2SeqLM
+    return randomise(auto.from_config(config).eval(), r"(bias|norm.*weight)$")
 
 
 def tiny_moesumm(backbone="bart", seed=0, changes=None, **options):
@@ -91,15 +79,6 @@ def randomise(model, names):
     return model
 
 
-def surer(model):
-    """Larger logits, and so larger margins."""
-    decoder = model.get_decoder()
-    names = [name for name in ("layer_norm", "norm") if hasattr(decoder, name)]
-    norm = getattr(decoder, names[0]) if names else decoder.layers[-1].final_layer_norm
-    norm.weight.data.mul_(4)
-    return model
-
-
 def gradients(model):
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -112,23 +91,19 @@ def for_backbone(batch, backbone, side="right"):
     """The batch for a backbone: of a decoder, rows of text and summary, padded on this side, with labels for the summary."""
     if backbone not in DECODERS:
         return batch
-    rows, targets = [], []
-    for row, (ids, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True)):
-        text = ids[mask.bool()].tolist()
-        summary = [y for y in batch["labels"][row].tolist() if y != -100] if "labels" in batch else []
-        rows.append(text + summary)
-        targets.append([-100] * len(text) + summary)
-    T = max(map(len, rows))
+    texts = [ids[mask.bool()].tolist() for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+    summaries = [[y for y in row if y != -100] for row in batch.get("labels", torch.empty(4, 0)).tolist()]
+    rows = [text + summary for text, summary in zip(texts, summaries, strict=True)]
+    targets = [[-100] * len(text) + summary for text, summary in zip(texts, summaries, strict=True)]
 
     def pad(values, filler):
-        fillers = [[filler] * (T - len(row)) for row in values]
+        fillers = [[filler] * (max(map(len, rows)) - len(row)) for row in values]
         pairs = zip(values, fillers, strict=True)
-        return torch.tensor([row + filler if side == "right" else filler + row for row, filler in pairs])
+        return torch.tensor([row + more if side == "right" else more + row for row, more in pairs])
 
     joined = {"input_ids": pad(rows, 1), "attention_mask": pad([[1] * len(row) for row in rows], 0)}
-    if "labels" in batch:
-        joined["labels"] = pad(targets, -100)
-    return joined | {"dataset_ids": batch["dataset_ids"]}
+    labels = {"labels": pad(targets, -100)} if "labels" in batch else {}
+    return joined | labels | {"dataset_ids": batch["dataset_ids"]}
 
 
 @pytest.fixture(scope="session")
@@ -140,18 +115,14 @@ def batch():
     for row, (source, target) in enumerate(((9, 5), (6, 3), (9, 6), (4, 4))):
         mask[row, source:] = 0
         labels[row, target:] = -100
-    return {
-        "input_ids": ids.masked_fill(mask == 0, 1),
-        "attention_mask": mask,
-        "labels": labels,
-        "dataset_ids": torch.tensor([0, 2, -1, 1]),
-    }
+    ids, datasets = ids.masked_fill(mask == 0, 1), torch.tensor([0, 2, -1, 1])
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels, "dataset_ids": datasets}
 
 
 @pytest.fixture(scope="session")
 def texts(batch):
     """The batch without its labels."""
-    return {name: batch[name] for name in ("input_ids", "attention_mask", "dataset_ids")}
+    return without(batch, "labels")
 
 
 @pytest.fixture(scope="module")

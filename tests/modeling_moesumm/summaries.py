@@ -20,45 +20,32 @@ WORDS = [
 POSITIONS = 40
 
 
-def small_tokenizer(**changes):
+def small_tokenizer():
     """Whole words, and else single characters with a mark inside words; `<s> text </s>`, as BART's."""
     signs = string.ascii_letters + string.digits
-    pieces = [
-        *SPECIAL,
-        *signs,
-        *string.punctuation,
-        "…",
-        *(f"##{sign}" for sign in signs),
-        *WORDS,
-        *(word.capitalize() for word in WORDS),
-    ]
-    tokenizer = Tokenizer(
-        models.WordPiece(
-            {piece: i for i, piece in enumerate(dict.fromkeys(pieces))},
-            unk_token="<unk>",
-            max_input_chars_per_word=10**6,
-        )
-    )
+    pieces = [*SPECIAL, *signs, *string.punctuation, "…", *(f"##{sign}" for sign in signs), *WORDS]
+    pieces += [word.capitalize() for word in WORDS]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>", max_input_chars_per_word=10**6))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     names = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **names, **changes)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **names)
 
 
 def writing_moesumm(tokenizer, backbone="bart", **options):
     """A MoeSumm whose summaries differ between texts and datasets."""
     special = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0}
-    if backbone in DECODERS:
-        model = tiny_moesumm(backbone, changes={"vocab_size": len(tokenizer), **special}, **options)
-        model.generation_config = GenerationConfig(**special, num_beams=1)
-        return model
-    special["decoder_start_token_id"] = 2
-    changes = {"vocab_size": len(tokenizer), "init_std": 0.4, "forced_eos_token_id": 2, **special}
+    changes, writing = {"vocab_size": len(tokenizer), **special}, {}
+    if backbone not in DECODERS:
+        special["decoder_start_token_id"] = 2
+        changes |= {"init_std": 0.4, "forced_eos_token_id": 2, **special}
+        writing = {"forced_eos_token_id": 2, "no_repeat_ngram_size": 1}
     model = tiny_moesumm(backbone, changes=changes, **options)
-    model.generation_config = GenerationConfig(**special, forced_eos_token_id=2, num_beams=1, no_repeat_ngram_size=1)
+    model.generation_config = GenerationConfig(**special, num_beams=1, **writing)
     return model
 
 

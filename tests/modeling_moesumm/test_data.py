@@ -8,16 +8,10 @@ import torch
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    TrainerCallback,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Trainer, TrainingArguments
 
 from modeling_moesumm import DataCollatorForMoeSumm, TemperatureSampler, format_prompt
-from tests.modeling_moesumm.summaries import small_tokenizer, story, writing_moesumm
+from tests.modeling_moesumm.summaries import story, writing_moesumm
 
 ROWS = [
     {"document": "The river rose fast.", "summary": "River rose.", "dataset": "news"},
@@ -31,13 +25,9 @@ def model(request, tokenizer):
     return writing_moesumm(tokenizer, request.param)
 
 
-def collate(tokenizer, model, rows, *lengths, **options):
-    if not model.config.is_encoder_decoder:
-        options = {"max_target_length": 16, **options}
-    return DataCollatorForMoeSumm(tokenizer, model, *lengths, **options)(rows)
-
-
-# --- the collator ---
+def collate(tokenizer, model, rows, **options):
+    most = {} if model.config.is_encoder_decoder else {"max_target_length": 16}
+    return DataCollatorForMoeSumm(tokenizer, model, **{**most, **options})(rows)
 
 
 def test_rows_become_a_batch_that_the_model_takes(tokenizer, model):
@@ -46,13 +36,12 @@ def test_rows_become_a_batch_that_the_model_takes(tokenizer, model):
     assert set(batch) == expected and batch["dataset_ids"].tolist() == [0, 2, -1]
     for row, ids, mask, labels in zip(ROWS, batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):
         summary = tokenizer(row["summary"])["input_ids"]
+        wanted = tokenizer(row["document"])["input_ids"]
         if decoder:  # BOS, document and prompt; the summary with EOS; padded on the left
-            wanted = [*tokenizer(format_prompt(row["document"], model.config))["input_ids"][:-1], *summary[1:]]
-            assert mask.tolist() == sorted(mask.tolist()) and labels[labels != -100].tolist() == summary[1:]
-        else:
-            wanted = tokenizer(row["document"])["input_ids"]
-            assert mask.tolist() == sorted(mask.tolist(), reverse=True)
-            assert labels[labels != -100].tolist() == summary
+            prompt, summary = tokenizer(format_prompt(row["document"], model.config))["input_ids"][:-1], summary[1:]
+            wanted = [*prompt, *summary]
+        assert mask.tolist() == sorted(mask.tolist(), reverse=not decoder)
+        assert labels[labels != -100].tolist() == summary
         assert ids[mask.bool()].tolist() == wanted and set(ids[mask == 0].tolist()) <= {1}
     loss = model(**batch).loss
     assert not torch.equal(model(**{**batch, "dataset_ids": torch.tensor([1, 2, -1])}).loss, loss)  # the names matter
@@ -66,13 +55,7 @@ def test_rows_without_summaries_are_prompts_and_a_stock_model_gets_no_dataset_id
     kind = AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else AutoModelForCausalLM
     batch = collate(tokenizer, kind.from_config(model.config.text_config), ROWS)
     assert "dataset_ids" not in batch and "labels" in batch
-
-
-def test_a_dataset_that_is_added_later_is_known(tokenizer):
-    model = writing_moesumm(tokenizer)
-    collator = DataCollatorForMoeSumm(tokenizer, model)
-    with pytest.raises(ValueError, match="dataset='radio'"):
-        collator([{**ROWS[0], "dataset": "radio"}])
+    collator = DataCollatorForMoeSumm(tokenizer, model, max_target_length=16)
     model.add_dataset("radio")
     assert collator([{**ROWS[0], "dataset": "radio"}])["dataset_ids"].tolist() == [3]
 
@@ -86,13 +69,10 @@ def test_rows_that_are_too_long_are_refused_or_cut_and_counted(tokenizer, model,
     for _ in range(5):
         batch = collator(rows)
     assert collator.limits == {"documents": 36, "summaries": 12} and collator.truncated_rows == {"rows": 10, kind: 5}
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages == [
-        f"{n} of the {kind} of {2 * n} rows were truncated to {collator.limits[kind]} tokens." for n in (1, 2, 4)
-    ]
-    labels = batch["labels"][1][batch["labels"][1] != -100]
+    messages, limit = [record.getMessage() for record in caplog.records], collator.limits[kind]
+    assert messages == [f"{n} of the {kind} of {2 * n} rows were truncated to {limit} tokens." for n in (1, 2, 4)]
+    labels, ids = batch["labels"][1][batch["labels"][1] != -100], batch["input_ids"][1]
     assert len(labels) == (12 if column == "summary" else len(tokenizer(ROWS[1]["summary"])["input_ids"]) - decoder)
-    ids = batch["input_ids"][1]
     if column == "document":  # its end is cut: what follows stays
         assert len(ids) == 36 and ids[-1] == 2
     if decoder:
@@ -117,12 +97,11 @@ def test_shares_are_those_of_the_strategy():
         assert abs(found - 300 * roots[name] / sum(roots.values())) < 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     names=st.lists(st.sampled_from("abcd"), min_size=1, max_size=60),
-    strategy=st.sampled_from(["size", "even", "temperature"]),
-    seed=st.integers(0, 5),
-)
+    strategy=st.sampled_from(["size", "even", "temperature"]), seed=st.integers(0, 5),
+)  # fmt: skip
 def test_no_row_is_seen_twice_more_often_than_another_of_its_dataset(names, strategy, seed):
     sampler, seen, orders = TemperatureSampler(names, strategy, seed=seed), Counter(), []
     for epoch in range(4):
@@ -137,50 +116,23 @@ def test_no_row_is_seen_twice_more_often_than_another_of_its_dataset(names, stra
         assert len({*map(tuple, orders), tuple(TemperatureSampler(names, strategy, seed=seed + 1))}) == 5
 
 
-class Noting(DataCollatorForMoeSumm):
-    """Notes which documents it was given."""
-
-    def __call__(self, rows):
-        self.noted = [*getattr(self, "noted", []), *(row["document"] for row in rows)]
-        return super().__call__(rows)
-
-
-class MixedTrainer(Seq2SeqTrainer):
+class Mixed(Trainer):
     """As in docs/summarization.md."""
 
     def _get_train_sampler(self, train_dataset=None):
         return TemperatureSampler(self.train_dataset["dataset"], "even", seed=3)
 
 
-class StopAt(TrainerCallback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == self.step:
-            control.should_save = control.should_training_stop = True
-
-
-def train(model, tokenizer, rows, folder, stop=None, resume=None):
-    model, collator = copy.deepcopy(model), Noting(tokenizer, model)
-    settings = {"per_device_train_batch_size": 2, "num_train_epochs": 3, "report_to": "none", "save_strategy": "no"}
-    args = Seq2SeqTrainingArguments(
-        str(folder), remove_unused_columns=False, disable_tqdm=True, use_cpu=True, learning_rate=1e-3, **settings
-    )
-    callbacks = [StopAt(stop)] if stop else []
-    trainer = MixedTrainer(model, args, train_dataset=rows, data_collator=collator, callbacks=callbacks)
-    trainer.train(resume_from_checkpoint=resume)
-    return model, collator.noted
-
-
-def test_a_resumed_training_goes_on_with_the_rows_that_it_had_not_seen(tmp_path):
-    tokenizer = small_tokenizer()
-    model = writing_moesumm(tokenizer)
+def test_a_resumed_training_goes_on_with_the_rows_that_it_had_not_seen(tokenizer, tmp_path):
     rows = Dataset.from_list([{**ROWS[i == 0], "document": f"The river {i}."} for i in range(8)])
-    whole, expected = train(model, tokenizer, rows, tmp_path / "whole")
-    assert len(expected) == 24 and Counter(expected)["The river 0."] == 12  # the one row of its dataset, half of all
-    _, before = train(model, tokenizer, rows, tmp_path / "cut", stop=6)  # in the middle of the second epoch
-    resumed, after = train(model, tokenizer, rows, tmp_path / "cut", resume=str(tmp_path / "cut" / "checkpoint-6"))
-    assert before[:12] == expected[:12] and after == expected[12:]
-    for (name, p), q in zip(whole.named_parameters(), resumed.parameters(), strict=True):
-        torch.testing.assert_close(p, q, msg=name)
+    model, noted = writing_moesumm(tokenizer), []
+    collator = DataCollatorForMoeSumm(tokenizer, model)
+    note = lambda rows: noted.extend(row["document"] for row in rows) or collator(rows)  # noqa: E731
+    options = {"per_device_train_batch_size": 2, "num_train_epochs": 3, "report_to": "none", "use_cpu": True}
+    options |= {"save_steps": 6, "remove_unused_columns": False, "disable_tqdm": True}
+    for resume in (None, str(tmp_path / "checkpoint-6")):  # in the middle of the second epoch
+        trainer = Mixed(copy.deepcopy(model), TrainingArguments(str(tmp_path), **options), note, rows)
+        trainer.train(resume_from_checkpoint=resume)
+    whole, rest = noted[:24], noted[24:]
+    assert len(noted) == 36 and rest == whole[12:] and rest != whole[:12]
+    assert Counter(whole)["The river 0."] == 12  # the one row of its dataset, half of all

@@ -13,14 +13,14 @@ from tests.modeling_moesumm.conftest import (
     BACKBONES,
     DECODERS,
     each_backbone,
-    each_kind,
     gradients,
+    one_of_each,
     tiny_backbone,
     tiny_moesumm,
 )
 
 PARTS = [*((name, part) for name in BACKBONES for part in ("encoder", "decoder")), *((name, "") for name in DECODERS)]
-each_part = pytest.mark.parametrize("backbone, part", PARTS)
+each_half = pytest.mark.parametrize("part", ["encoder", "decoder"])
 
 
 def layer_of(model, part):
@@ -32,7 +32,7 @@ def weighted_sum(y):
     return (y.float() if y.dtype == torch.bfloat16 else y).mul(torch.arange(y.numel()).view_as(y).sin()).sum()
 
 
-@each_part
+@pytest.mark.parametrize("backbone, part", PARTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_layer_without_deputies_is_transformers_layer_bit_for_bit(backbone, part, dtype):
     """In training, with dropout and all gradients: transformers' forward pass is copied, and must stay so."""
@@ -56,14 +56,12 @@ def test_a_layer_without_deputies_is_transformers_layer_bit_for_bit(backbone, pa
         (expected, wanted), (y, ours_gradients) = found
         assert torch.equal(y, expected) and set(wanted) == set(ours_gradients)
         assert all(torch.equal(ours_gradients[name], gradient) for name, gradient in wanted.items())
-        with_deputies = layers[1](
-            x, attention_mask=None, **given, routing=RoutingContext(True, torch.tensor([0, 1, -1]))
-        )
-        assert not torch.allclose(with_deputies, expected, atol=1e-2)  # negative control
+        routing = RoutingContext(True, torch.tensor([0, 1, -1]))  # negative control
+        assert not torch.allclose(layers[1](x, attention_mask=None, **given, routing=routing), expected, atol=1e-2)
 
 
 @each_backbone
-@pytest.mark.parametrize("part", ["encoder", "decoder"])
+@each_half
 def test_in_float16_large_values_are_clamped_as_transformers_does(backbone, part):
     stock, ours = layer_of(tiny_backbone(backbone).half(), part), layer_of(tiny_moesumm(backbone).half(), part)
     for layer in (stock, ours):
@@ -77,26 +75,22 @@ def test_in_float16_large_values_are_clamped_as_transformers_does(backbone, part
 
 def layer_by_formula(layer, x, dataset, position, backbone):
     """A layer's part behind the attention, token by token; with the gate at the deputy MoeSumm, Eq. 4-7: (T, d) -> (T, d)."""
-    experts, act, rows = layer.deputies.experts, layer.activation_fn, []
+    experts, selectors, rows = layer.deputies.experts, layer.deputies.selectors, []
     for residual in x:
         a = residual if backbone == "bart" else layer.final_layer_norm(residual)
-        W = layer.deputies.selectors.weight[dataset].T
-        bias = 0 if layer.deputies.selectors.bias is None else layer.deputies.selectors.bias[dataset]
-        G = (a @ W + bias).softmax(-1)
+        G = (a @ selectors.weight[dataset].T + (0 if selectors.bias is None else selectors.bias[dataset])).softmax(-1)
         p = int(G.argmax())
         g = {"deputy": (G[p], 1), "layer_output": (1, G[p])}[position]
-        H = act(
-            torch.cat([a @ layer.fc1.weight.T + layer.fc1.bias, g[0] * (a @ experts.up_proj[p].T + experts.up_bias[p])])
-        )
+        inner = g[0] * (a @ experts.up_proj[p].T + experts.up_bias[p])
+        H = layer.activation_fn(torch.cat([a @ layer.fc1.weight.T + layer.fc1.bias, inner]))
         X = H @ torch.cat([layer.fc2.weight.T, experts.down_proj[p]]) + layer.fc2.bias
         rows.append(g[1] * (layer.final_layer_norm(residual + X) if backbone == "bart" else residual + X))
     return torch.stack(rows)
 
 
 @each_backbone
-@pytest.mark.parametrize("part", ["encoder", "decoder"])
-@pytest.mark.parametrize("position", ["deputy", "layer_output"])
-@pytest.mark.parametrize("bias", [False, True])
+@each_half
+@pytest.mark.parametrize("position, bias", [("deputy", False), ("layer_output", True)])
 def test_a_layer_is_its_formula_with_the_gate_in_each_place(backbone, part, position, bias):
     layer = layer_of(tiny_moesumm(backbone, gate_position=position, selector_bias=bias).double(), part)
     if bias:
@@ -109,7 +103,9 @@ def test_a_layer_is_its_formula_with_the_gate_in_each_place(backbone, part, posi
     A = slow.self_attn_layer_norm(A) if backbone == "bart" else A
     expected = torch.stack([layer_by_formula(slow, A[i], int(ids[i]), position, backbone) for i in (0, 1, 3)])
     assert_close(y[[0, 1, 3]], expected)
-    assert_close(y, layer(x, None, routing=RoutingContext(True, ids)))  # by all rows, those without a dataset too
+    every = RoutingContext(True, ids, recording=True)  # all rows, those without a dataset too
+    assert_close(y, layer(x, None, routing=every))
+    assert [int(row.min()) == -1 for row in every.recorded[layer.layer_idx][0]] == [False, False, True, False]
     assert torch.equal(y[2], layer(x, None, routing=RoutingContext(False))[2])  # the main expert alone is the backbone
     weighted_sum(y[[0, 1, 3]]).backward()
     weighted_sum(expected).backward()
@@ -130,14 +126,13 @@ def test_a_layer_is_equations_4_to_7_for_swiglu(mlp_bias):
         G = (A[row] @ layer.deputies.selectors.weight[e].T).softmax(-1)
         for t, (g, p) in enumerate(zip(*G.max(-1), strict=True)):
             pre = A[row, t] @ experts.up_proj[p].T + (experts.up_bias[p] if mlp_bias else 0)
-            H = torch.nn.functional.silu(g * pre[:20]) * pre[20:]
-            expected[row, t] += H @ experts.down_proj[p]
+            expected[row, t] += torch.nn.functional.silu(g * pre[:20]) * pre[20:] @ experts.down_proj[p]
     found, _ = layer.feed_forward(A, RoutingContext(True, ids))
     assert_close(found, expected)
     assert not torch.allclose(found, mlp(A), atol=1e-2)
 
 
-@each_kind
+@one_of_each
 def test_device_maps_keep_a_layer_together(backbone):
     model = tiny_moesumm(backbone)
     sizes = {"cpu": sum(p.numel() for p in model.parameters()) * 3, "disk": 10**9}

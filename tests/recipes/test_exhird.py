@@ -22,6 +22,7 @@ from lexperts.recipes.exhird.train import (
 from modeling_exhird import DataCollatorForKeyphraseGeneration as Collator
 from modeling_exhird import ExhirdConfig, ExhirdForKeyphraseGeneration, ExhirdTokenizer, tokenize_documents
 from modeling_exhird.generation_exhird import KeyphraseGenerator
+from modeling_exhird.prompts_exhird import PromptSettings
 from tests.modeling_exhird.llamas import llama_config, llama_tokenizer, tiny_llama
 from tests.tools import fails, write_rows
 
@@ -62,16 +63,14 @@ def run(folder, *argv):
     return json.loads((folder / "results.json").read_text()), model
 
 
-@pytest.mark.parametrize("encoder", ["bigru", "transformer"])
-def test_one_command_goes_from_documents_to_scores(encoder, files, tmp_path, capsys):
-    argv = [*SMALL, *STEPS, *files, "--encoder-type", encoder]
-    results, model = run(tmp_path, *argv, "--relative-attention", "off", "--exclusive-loss-coef", 1)
+def test_one_command_goes_from_documents_to_scores(files, tmp_path, capsys):
+    results, model = run(tmp_path, *SMALL, *STEPS, *files, "--relative-attention", "off", "--exclusive-loss-coef", 1)
     assert (model.config.relative_attention, model.config.exclusive_loss_coef) == (None, 1)
     printed = capsys.readouterr().out
     assert "train: 12 of 14 documents" in printed and "test, 4 documents: present F1@5 " in printed
     losses = [entry["eval_loss"] for entry in results["log"] if "eval_loss" in entry]
     assert len(losses) == 2 and results["best_validation_loss"] == min(losses)
-    assert results["test"]["total"]["documents"] == 4 and "f1@M" in results["test"]["absent"]
+    assert set(results["test"]) == {"present F1@5", "present F1@M", "absent F1@5", "absent F1@M", "repeats"}
 
 
 def test_the_model_is_that_of_the_stock_trainer(tmp_path):
@@ -99,7 +98,9 @@ def test_a_stock_decoder_is_trained_and_a_killed_run_goes_on(rank, decoder, file
     argv += ["--eval-strategy", "epoch", "--max-source-length", 100, "--exclusion-window", 2]
     _, model = run(tmp_path, *argv)
     assert type(model) is LlamaForCausalLM
-    assert model.config.keyphrase_generation == {"max_source_length": 100, "exclusion_window": 2}
+    settings = PromptSettings.of(model.config)
+    assert (settings.max_source_length, settings.exclusion_window) == (100, 2)
+    assert sorted(settings.known_keyphrases.split("; ")) == sorted(KEYPHRASES) and "graph" in settings.frequent_words
     stock = AutoModelForCausalLM.from_pretrained(decoder).state_dict()
     changed = {name for name, weight in model.state_dict().items() if not torch.equal(weight, stock[name])}
     assert {"_proj.weight" in name for name in changed} == ({True} if rank else {True, False})
@@ -118,8 +119,14 @@ def test_scores_count_repeats_and_both_kinds(monkeypatch):
     monkeypatch.setattr(KeyphraseGenerator, "stream", lambda *_: iter([written]))
     row = {"title": "", "text": "Graph cuts segment images.", "keyphrases": ["graph cuts (GC)", "tree"]}
     scores = score(tiny_llama(), llama_tokenizer(), [row])
-    assert scores["present"]["f1@M"] == scores["absent"]["f1@M"] == 1 and scores["repeats"] == pytest.approx(1 / 3)
-    assert scores["present"]["f1@5"] == pytest.approx(2 * 0.2 / 1.2)
+    expected = {
+        "present F1@M": 100,
+        "absent F1@M": 100,
+        "present F1@5": 40 / 1.2,
+        "absent F1@5": 40 / 1.2,
+        "repeats": 100 / 3,
+    }
+    assert scores == pytest.approx(expected)
 
 
 def test_rows_are_made_once():

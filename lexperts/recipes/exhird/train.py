@@ -11,6 +11,7 @@ The output folder contains the best model by validation loss, with its code and 
 ExHiRD's convention: of present and absent keyphrases, and the share of generated phrases that repeat an earlier one.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -21,7 +22,7 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, TrainerCallback, set_seed
 
 from keyphrase_tools.evaluation import keep_best
-from keyphrase_tools.metrics import check_gold, keyphrase_f1
+from keyphrase_tools.metrics import check_gold
 from lexperts_lite.words import stem_phrase
 from modeling_exhird import (
     DataCollatorForKeyphraseGeneration,
@@ -32,15 +33,16 @@ from modeling_exhird import (
     tokenize_documents,
     tokenize_prompts,
 )
-from modeling_exhird.data_exhird import clean_keyphrases
+from modeling_exhird.data_exhird import split_keyphrases
 from modeling_exhird.pipeline_keyphrase_generation import make_generator
-from modeling_exhird.tokenization_exhird import split_document
+from modeling_exhird.tokenization_exhird import split_words
 from run_tools.cards import write_model_card
 from run_tools.errors import UserError
 from run_tools.loading import open_model, open_tokenizer
 from run_tools.packaged import published_name
 from run_tools.versions import __version__
 
+from ...evaluate.scores import score_keyphrases
 from ..data import Rows, as_text, hold_out_validation, load_documents
 from ..training import RecipeTrainer, fit, save_pipeline, write_results
 from .arguments import DataArguments, ModelArguments
@@ -87,12 +89,20 @@ def changed(args: ModelArguments, *without: str) -> dict:
     return {name: value for name, value in options.items() if name not in without}
 
 
+def describe(rows: list[dict]) -> dict[str, str]:
+    """The keyphrases of at least two documents, at most 2,000, and the thirty most frequent words of all documents."""
+    keyphrases = Counter(phrase for row in rows for phrase in set(map(str.strip, split_keyphrases(row["keyphrases"]))))
+    words = Counter(word for row in rows for word, *_ in split_words(row["text"]) if word.isalpha())
+    known = [phrase for phrase, n in keyphrases.most_common(2_000) if phrase and n > 1]
+    return {"known_keyphrases": "; ".join(known), "frequent_words": " ".join(word for word, _ in words.most_common(30))}
+
+
 def make_decoder(args: ModelArguments, data_args: DataArguments, rows: Rows):
     """A stock decoder, with an adapter if there is a rank for it; tokenized splits, and their collator."""
     model, tokenizer = open_model(AutoModelForCausalLM, args.backbone, dtype="float32"), open_tokenizer(args.backbone)
     model.config.name_or_path = published_name(str(args.backbone))
     length = {"max_source_length": data_args.max_source_length} if data_args.max_source_length else {}
-    model.config.keyphrase_generation = changed(args, "backbone", "adapter_rank") | length
+    model.config.keyphrase_generation = changed(args, "backbone", "adapter_rank") | length | describe(rows["train"])
     splits = tokenize(rows, tokenize_prompts, tokenizer=tokenizer, config=model.config, max_length=data_args.max_length)
     if (rank := args.adapter_rank) is not None:
         adapter = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=rank, target_modules="all-linear")
@@ -111,21 +121,16 @@ def make_encoder(args: ModelArguments, data_args: DataArguments, rows: Rows):
     return model, splits, DataCollatorForKeyphraseGeneration(tokenizer)
 
 
-def score(model, tokenizer, rows: list[dict]) -> dict:
-    """The scores of the phrases that a model generates for documents, and the share of repeats; prints them."""
+def score(model, tokenizer, rows: list[dict]) -> dict[str, float]:
+    """The scores of the phrases that a model generates for documents, and the share of repeats, in per cent; prints them."""
     generator = make_generator(model, tokenizer, batch_size=32, raw=True)
-    with tqdm(total=len(rows), unit="document", desc="test") as bar:
-        found = [[" ".join(words) for words in phrases] for phrases in generator.stream(rows, bar.update)]
-    gold = [[" ".join(words) for words in clean_keyphrases(row["keyphrases"], max_words=None)] for row in rows]
-    sources = [" ".join(word for word, _ in split_document(row["text"], row["title"])) for row in rows]
-    scores = keyphrase_f1(found, gold, convention="exhird", sources=sources, k=(5, "M"))
+    generated = tqdm(generator.stream(rows), total=len(rows), unit="document", desc="test")
+    found = [[" ".join(words) for words in phrases] for phrases in generated]
+    scored = score_keyphrases(found, [row["keyphrases"] for row in rows], rows, convention="exhird")
     stems = [[stem_phrase(phrase) for phrase in phrases] for phrases in found]
-    total = sum(map(len, stems))
-    scores["repeats"] = 1 - sum(len(set(own)) for own in stems) / total if total else 0.0
-    parts = [
-        f"{part} " + " ".join(f"F1@{k} {scores[part][f'f1@{k}']:.3f}" for k in "5M") for part in ("present", "absent")
-    ]
-    print(f"test, {len(rows):,} documents: {'   '.join(parts)}   repeats {100 * scores['repeats']:.1f}%")
+    distinct, total = (sum(map(len, each)) for each in (map(set, stems), stems))
+    scores = {name: one.value for name, one in scored.items()} | {"repeats": 100 * (1 - distinct / max(total, 1))}
+    print(f"test, {len(rows):,} documents: {'   '.join(f'{name} {value:.1f}' for name, value in scores.items())}")
     return scores
 
 
