@@ -317,15 +317,6 @@ class KeyphraseReader:
             pass
         return block
 
-    def read_words(self, documents: Sequence, **options) -> list[tuple[list, np.ndarray]]:
-        """For each document its words, as `words.split_words` returns them, and their probabilities `(W, 3)` of O, B and I.
-
-        Args:
-            documents, options: as in `read`.
-        """
-        block = self.read(documents, **options)
-        return [(document.words, block.probabilities.document(i)) for i, document in enumerate(block.documents)]
-
     def postprocess(
         self, block: Block, numbers: Sequence[int], scoring: Scoring, *, language: str | None, **options
     ) -> list[list[dict]]:

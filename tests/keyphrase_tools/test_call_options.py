@@ -78,7 +78,8 @@ def test_a_styles_ranker_is_used_without_a_ranker_of_the_model(tiny_seke, tiny_t
     by_labels = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     model.config.style_rankers = {"tags": WEIGHTS | {"bias": -4.0, "mentions": 8.0}}
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
-    ((words, p),) = extract.read_words([text], style="tags")
+    block = extract.read([text], style="tags")
+    words, p = block.documents[0].words, block.probabilities.document(0)
     ranked = PhraseRanker(model.config.style_rankers["tags"]).rank([(text, words, p)])[0]
     assert extract(text, style="tags", min_score=0.0) == ranked.phrases(10)
     for options in ({"style": "tags", "threshold": 0.2}, {}, {"style": "words"}):

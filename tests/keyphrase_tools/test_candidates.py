@@ -23,7 +23,8 @@ ABSENT = {"score": None, "start": None, "end": None, "mentions": []}
 
 def test_every_candidate_is_reported_with_the_score_of_its_best_mention(extract):
     answer = extract(TEXT, candidates=["energy problem", "quantum", "graph", "deep networks"])
-    ((words, p),) = extract.read_words([TEXT])
+    block = extract.read([TEXT])
+    words, p = block.documents[0].words, block.probabilities.document(0)
     places = [word.lower() for word, _, _ in words]
     energy, deep = places.index("energy"), places.index("deep")
     expected = {

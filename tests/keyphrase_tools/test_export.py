@@ -53,7 +53,6 @@ MODELS = {
     "no experts": lambda: seke(BERT, use_moe=False),
     "linear": lambda: seke(BERT, use_rnn=False, use_moe=False),
 } | {name: lambda encoder=encoder: seke(encoder()) for name, encoder in ENCODERS.items()}
-DAY = ("styles", "stock")
 
 
 def seke(encoder, **head):
@@ -76,7 +75,7 @@ def export(tiny_tokenizer, tmp_path_factory):
     return build
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in DAY else pytest.mark.nightly) for n in MODELS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "stock" else pytest.mark.nightly) for n in MODELS])
 def test_logits_and_states_equal_those_of_pytorch_for_any_length_batch_and_padding(name, export):
     model, folder = export(name)
     run, names = open_graph(folder / "fp32", read_config(folder / "fp32"), 1)
@@ -94,6 +93,7 @@ def test_logits_and_states_equal_those_of_pytorch_for_any_length_batch_and_paddi
             torch.testing.assert_close(states[real], expected.hidden_states[-1][real], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.nightly
 def test_int8_is_smaller_and_router_and_classifier_stay_in_float32(export, tmp_path):
     _, folder = export("styles")
     report = export_model(str(folder / "model"), tmp_path / "int8", precision="int8")

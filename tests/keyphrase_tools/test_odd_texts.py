@@ -74,12 +74,6 @@ def test_a_text_without_words_has_no_keyphrases(extract, everything, text):
     assert extract(text) == everything(text) == []
 
 
-def test_capitals_are_the_same_phrases(everything):
-    text = "GRAPH CUTS SOLVE ENERGY PROBLEMS IN COMPUTER VISION"
-    assert names(everything(text)) == [name.upper() for name in names(everything(text.lower()))]
-    assert names(everything("GRAPH graph Graph")) == ["GRAPH"]
-
-
 def test_a_long_text_is_read_to_its_end_in_linear_time(lookup):
     extract, seconds = lookup(), []
     for blocks in (500, 4_000):

@@ -10,7 +10,6 @@ from datasets import Dataset
 from transformers import pipeline
 
 from keyphrase_tools import KeyphraseExtractionPipeline
-from lexperts_lite.call_options import OPTIONS
 
 from .known_answers import LETTERS, TEXT, assert_same, names, random_text
 
@@ -97,13 +96,6 @@ def test_keyphrases_are_clean_and_their_places_are_those_in_the_text(lookup, tex
     assert [(keyphrase, text[start:end]) for start, end, keyphrase in places] == expected
 
 
-def test_the_model_reads_joined_words(lookup):
-    hyphenated, whole = "the net-\nworks of learn\u00ading &amp; graph", "the networks of learning & graph"
-    extract = lookup()
-    (one,), (other,) = (extract.preprocess([text]).windows for text in (hyphenated, whole))
-    assert one.inputs == other.inputs
-
-
 def test_without_nested_keyphrases_the_better_of_two_is_returned(lookup):
     text = "bx jx, bx, px"
     everything = names(lookup()(text))
@@ -166,13 +158,6 @@ def test_a_model_left_in_train_mode_answers_as_in_eval_mode_and_as_from_its_fold
 # ---- choosing
 
 
-def test_the_best_come_first_and_ties_go_to_the_earlier_phrase(lookup):
-    answer = lookup()("p px b x bx i")
-    assert names(answer) == ["b", "bx i", "p", "px"]
-    scores = [phrase["score"] for phrase in answer]
-    assert scores[0] == scores[1] > scores[2] == scores[3]
-
-
 def test_min_score_leaves_out_what_is_below_it_before_top_k_cuts(extract):
     text = random_text(100)
     everything = extract(text, top_k=None)
@@ -183,18 +168,3 @@ def test_min_score_leaves_out_what_is_below_it_before_top_k_cuts(extract):
     assert 1 < len(sure) < len(everything)
     assert extract(text, top_k=None, min_score=middle) == sure
     assert extract(text, top_k=1, min_score=middle) == everything[:1] and extract(text, min_score=1.0) == []
-
-
-def test_options_of_the_pipeline_are_defaults_that_a_call_overrides(lookup):
-    one = lookup(top_k=1, min_score=0.5)
-    assert names(one("b p")) == ["b"]
-    assert names(one("b p", top_k=None)) == ["b", "p"]
-    assert names(one("b p", top_k=None, min_score=0.95)) == ["b"] == names(one("b p"))
-
-
-def test_an_unknown_option_is_named_with_the_valid_ones(lookup):
-    message = f"'aggregation_strategy'.*{', '.join(sorted([*OPTIONS, 'batch_size']))}"
-    with pytest.raises(TypeError, match=message):
-        lookup()("b", aggregation_strategy="simple")
-    with pytest.raises(TypeError, match=message):
-        lookup(aggregation_strategy="simple")

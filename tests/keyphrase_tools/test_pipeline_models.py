@@ -12,7 +12,7 @@ from transformers import BertForTokenClassification, pipeline
 from keyphrase_tools.token_classifiers import known_limit
 from lexperts_lite.decoding import read_labels
 
-from .known_answers import LETTERS, Lookup, assert_same, names, random_text
+from .known_answers import LETTERS, Lookup, assert_same, random_text
 
 
 @pytest.mark.parametrize("words, max_length, overlap", [(300, None, None), (101, 13, 0), (61, 17, 5)])
@@ -38,18 +38,6 @@ def test_a_word_is_read_in_the_window_where_it_is_furthest_from_a_cut(lookup, wo
     assert covered == {word for word, label in enumerate(labels) if label}
     begun = {w for w, label in enumerate(labels) if label == 1 or (label == 2 and not (w and labels[w - 1]))}
     assert {mention["start"] // 2 for mention in mentions} == begun
-
-
-def test_where_windows_do_not_matter_a_long_document_reads_as_its_parts(lookup):
-    extract = lookup()  # looks at nothing but the word itself
-    part = "x bx ix and p in jx, b "
-    offsets = [len(part) * i for i in range(60)]
-    long = extract(part * 60, top_k=None)
-    assert names(long) == names(extract(part, top_k=None))
-    for phrase, short in zip(long, extract(part), strict=True):
-        places = [m["start"] + offset for offset in offsets for m in short["mentions"]]
-        assert [m["start"] for m in phrase["mentions"]] == places
-    assert_same([extract(part * 60, max_length=9, overlap=3, top_k=None)], [long])
 
 
 # ---- models and tokenizers

@@ -51,14 +51,6 @@ def test_scores_are_probabilities_and_every_mention_is_reported(document):
     assert [phrase["score"] for phrase in phrases] == sorted((phrase["score"] for phrase in phrases), reverse=True)
 
 
-def test_scores_do_not_depend_on_the_batch(document):
-    words, p = document
-    ranker = PhraseRanker(dict.fromkeys(WEIGHTS, 0.37))
-    alone = ranker.rank([(TEXT, words, p)])[0].phrases()
-    others = [("", [], np.zeros((0, 3))), *[(TEXT, words, p / 2)] * 7]
-    assert ranker.rank([*others, (TEXT, words, p), *others])[len(others)].phrases() == alone
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=12), st.floats(1, 3))
 def test_the_number_of_phrases_has_the_highest_expected_f1(scores, gold):
@@ -144,15 +136,6 @@ def test_the_weights_are_a_minimum_of_the_formula(phrases):
         assert plain_loss(w + 0.05 * step, x, right, weight) > least
 
 
-def test_what_all_phrases_of_a_document_share_and_documents_with_nothing_to_order_do_not_count(phrases):
-    x, right = phrases
-    w = order_phrases(x, right, SIZES, np.ones(4))
-    shifted = x + np.repeat(np.random.default_rng(2).normal(size=(4, 3)), SIZES, axis=0)
-    np.testing.assert_allclose(order_phrases(shifted, right, SIZES, np.ones(4)), w, atol=1e-4)
-    x[7:] *= 9
-    np.testing.assert_allclose(order_phrases(x, right, SIZES, np.array([1, 1, 7, 7])), w, atol=1e-4)
-
-
 # ---- word classes
 
 
@@ -194,7 +177,9 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     model.config.keyphrase_ranker = {"bias": -4.0, "gold": 1.0, "expected_mentions": 8.0}
     extract = pipeline("keyphrase-extraction", model=model, tokenizer=tiny_tokenizer)
     assert extract(text, threshold=0.2, min_score=0.0) == expected
-    ranked = rank(model.config.keyphrase_ranker, text, *extract.read_words([text])[0])
+    block = extract.read([text])
+    words, p = block.documents[0].words, block.probabilities.document(0)
+    ranked = rank(model.config.keyphrase_ranker, text, words, p)
     assert extract(text, min_score=0.0, top_k=None) == ranked
     number = PhraseRanker(model.config.keyphrase_ranker).best_number([phrase["score"] for phrase in ranked])
     assert extract(text) == ranked[:number] and 0 < number < len(ranked)

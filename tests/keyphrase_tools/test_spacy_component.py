@@ -95,13 +95,6 @@ def test_a_forked_process_is_refused_before_it_waits_for_ever(model):
     assert reader.poll() and "spawn" in reader.recv()
 
 
-def test_an_unknown_setting_is_refused(model):
-    with pytest.raises(ValueError, match="colour"):
-        with_keyphrases(model, colour="red")
-    with pytest.raises(TypeError, match="colour"):
-        with_keyphrases(model, options={"colour": "red"})(TEXTS[0])
-
-
 def test_the_component_is_an_entry_point():
     (entry,) = (e for e in entry_points(group="spacy_factories") if e.name == "lexperts_keyphrases")
     assert entry.load() is KeyphraseComponent

@@ -36,15 +36,8 @@ def tokenizers(tiny_tokenizer):
     """BERT: one separator between title and text. RoBERTa: two. DeBERTa-v2: sub-tokens that hold the space. And no specials."""
     letters = [*LETTERS, *LETTERS.upper(), *"0123456789.,-"]
     merges = [("\u0120", "g"), ("c", "u"), ("cu", "t"), ("\u0120", "cut")]
-    pieces = [
-        "<s>",
-        "<pad>",
-        "</s>",
-        "<unk>",
-        "<mask>",
-        *sorted(pre_tokenizers.ByteLevel.alphabet()),
-        *map("".join, merges),
-    ]
+    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    pieces = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
     roberta = RobertaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges)
     unigram = [("[PAD]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[UNK]", 0.0), ("\u2581", -3.0)]
     unigram += [(letter, -4.0) for letter in letters] + [("\u2581graph", -5.0), ("\u2581cut", -5.0)]

@@ -1,6 +1,5 @@
 """The pipeline with titles: the model's inputs, whose labels are used, deterministic results."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.words import join_title, split_words
 
 from .known_answers import random_text
+from .test_evaluation import logits_like_the_trainers
 from .test_titles import DOCUMENTS, TEXT, TITLE
 
 
@@ -93,16 +93,6 @@ def test_what_the_model_is_given(extractor, tiny_tokenizer):
     assert given["meta_mask"] == [[1, 1, 1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, *pad], [1, 0, 0, 0, *pad]]
     assert given["main_mask"] == [[0, 0, 0, 0, 1, 1, 1, 1, 1, 0], [0, 1, 1, 0, *pad], [0, 1, 0, 0, *pad]]
     assert given["word_start_mask"] == [[0, 0, 0, 0, 1, 0, 1, 1, 0, 0], [0, 1, 1, 0, *pad], [0, 1, 0, 0, *pad]]
-
-
-class OnlyMeta(BertForTokenClassification):
-    def forward(self, input_ids, meta_mask, attention_mask=None, token_type_ids=None):
-        assert meta_mask.shape == input_ids.shape
-        return super().forward(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
-
-
-def test_a_model_is_given_only_the_masks_that_it_names(extractor):
-    assert places(extractor(OnlyMeta)(mapping(TITLE, TEXT))) == places(extractor()(mapping(TITLE, TEXT)))
 
 
 @pytest.mark.parametrize("kind", [MetaBert, PathBert])
@@ -211,16 +201,6 @@ def test_a_model_inside_peft_is_read_by_its_own_signature(extractor):
 # ---- scores
 
 
-def logits_of(model, rows):
-    """Logits of each row alone, padded with -100 to the longest."""
-    width, logits = max(map(len, rows["labels"])), []
-    for ids in rows["input_ids"]:
-        with torch.no_grad():
-            row = model(torch.tensor([ids])).logits[0].numpy()
-        logits.append(np.pad(row, ((0, width - len(row)), (0, 0)), constant_values=-100))
-    return np.stack(logits)
-
-
 @pytest.mark.parametrize("in_main", [False, True])
 def test_the_trainers_logits_and_the_pipeline_give_the_same_scores(extractor, tiny_tokenizer, in_main):
     extract = extractor(title_in_main=in_main)
@@ -234,7 +214,7 @@ def test_the_trainers_logits_and_the_pipeline_give_the_same_scores(extractor, ti
     )
     batch = {"title": titles, "text": texts, "keyphrases": keyphrases}
     assert metrics.rows == tokenize_documents(batch, tiny_tokenizer, title_as="both" if in_main else "meta")
-    scores = metrics(EvalPrediction(logits_of(extract.model, metrics.rows), None))
+    scores = metrics(EvalPrediction(logits_like_the_trainers(extract.model, tiny_tokenizer, metrics.rows), None))
     assert scores == pytest.approx(evaluate_pipeline(extract, texts, keyphrases, titles=titles), abs=1e-9)
     assert 0 < scores["f1@10"] < 1
     # negative control: titles matter

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification,
 
 from keyphrase_tools.pipeline_keyphrase_extraction import KeyphraseExtractionPipeline
 from keyphrase_tools.token_classifiers import known_limit
-from lexperts_lite.windows import Window, WordProbabilities, encode_windows, find_word_starts, replace_surrogates
+from lexperts_lite.windows import WordProbabilities, encode_windows, find_word_starts
 from lexperts_lite.words import split_words
 
 FAR = np.iinfo(np.int64).max
@@ -67,12 +67,6 @@ def test_no_tokens_of_one_document_are_in_anothers_windows(tiny_tokenizer):
     assert encode_windows([], [], tiny_tokenizer) == []
 
 
-def test_hyphens_stay_visible_to_the_model_though_they_begin_no_word(tiny_tokenizer):
-    (window,) = windows_of(tiny_tokenizer, "graph-cuts")
-    assert tiny_tokenizer.convert_ids_to_tokens(window.inputs["input_ids"]) == ["[CLS]", "graph", "-", "cuts", "[SEP]"]
-    assert window.word_starts.tolist() == [-1, 0, -1, 1, -1]
-
-
 class SlowTokenizer(PreTrainedTokenizer):
     vocab_size = 1
 
@@ -111,38 +105,7 @@ def test_the_first_piece_of_a_word_begins_it(offsets, spans, is_first, expected)
     assert found.tolist() == expected
 
 
-def test_special_tokens_begin_nothing_though_their_offsets_touch_the_first_word():
-    offsets = np.array([(0, 1), (0, 1), (0, 1)])
-    assert find_word_starts(offsets, np.array([1]), np.array([(0, 1)]), is_first=True).tolist() == [-1, 0, -1]
-
-
 # ---- whose probabilities count
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 90), st.integers(1, 20), st.data())
-def test_a_word_has_the_probabilities_of_the_window_where_it_is_furthest_from_a_cut(words, room, data):
-    step = room - data.draw(st.integers(0, room - 1))
-    begins = [0]
-    while begins[-1] + room < words:
-        begins.append(begins[-1] + step)
-    ends = [min(begin + room, words) for begin in begins]
-
-    def distance(word, window):
-        return min(word - begins[window] if window else FAR, ends[window] - 1 - word if ends[window] < words else FAR)
-
-    probabilities = WordProbabilities([3, words])
-    for number in data.draw(st.permutations(range(len(begins)))):
-        place = np.arange(begins[number], ends[number])
-        window = Window(1, {}, place, np.array([distance(word, number) for word in place]), number=number)
-        marked = np.tile([1 - number / 100, number / 100, 0.0], (len(place), 1))
-        probabilities.add(window, marked, classes=marked)
-    chosen = (probabilities.document(1)[:, 1] * 100).round().astype(int).tolist()
-    for word in range(words):
-        holding = [number for number in range(len(begins)) if begins[number] <= word < ends[number]]
-        assert chosen[word] == max(holding, key=lambda number: (distance(word, number), -number))
-    np.testing.assert_allclose(probabilities.classes(1), probabilities.document(1), atol=1e-6)
-    assert probabilities.document(0).argmax(-1).tolist() == [0, 0, 0]  # of another document nothing is known
 
 
 @pytest.mark.parametrize("first_word, labels", [
@@ -161,21 +124,6 @@ def test_words_that_share_a_piece_continue_as_the_first_of_them(tiny_tokenizer, 
     np.testing.assert_allclose(probabilities.classes(0), [first_word] * 3, atol=1e-6)
 
 
-def test_a_word_that_the_tokenizer_drops_is_part_of_no_phrase(tiny_tokenizer):
-    (window,) = windows_of(tiny_tokenizer, "graph cuts \ufffd")
-    probabilities = WordProbabilities([3])
-    probabilities.add(window, np.array([[0.0, 1.0, 0.0], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.0, 1.0, 0.0]]))
-    assert probabilities.document(0).argmax(-1).tolist() == [1, 2, 0]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.text(st.one_of(st.characters(exclude_categories=()), st.sampled_from("\ud800\udfffab🙂\u0000")), max_size=20))
-def test_lone_surrogates_are_replaced_one_for_one_and_nothing_else_is(text):
-    read = replace_surrogates(text)
-    read.encode("utf-8")
-    assert all(a == b or (b == "\ufffd" and "\ud800" <= a <= "\udfff") for a, b in zip(text, read, strict=True))
-
-
 # ---- the longest window
 
 SMALL = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
@@ -188,12 +136,10 @@ BACKBONES = {  # (type of model, its fields, its limit)
         | {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
         96,
     ),
-    "longformer": (SMALL | {"max_position_embeddings": 98, "pad_token_id": 1, "attention_window": 4}, 96),
     "deberta-v2": (
         SMALL | {"max_position_embeddings": 96, "relative_attention": True, "position_biased_input": False},
         96,
     ),
-    "bert": (SMALL | {"max_position_embeddings": 96}, 96),
 }
 
 

@@ -115,8 +115,6 @@ REFUSALS = {  # what happens to the folder, or the options -> what the error nam
     "ranker": (lambda f: edit(f, keyphrase_ranker={"bias": 1.0}), {}, "keyphrase_ranker"),
     "no folder": (None, {"model": 3}, "model=3"),
     "threads": (None, {"num_threads": 0}, "num_threads=0"),
-    "style": (None, {"style": "tag"}, "style='tag'"),
-    "top_k": (None, {"top_k": "ten"}, "top_k='ten'"),
     "unknown": (None, {"topk": 3}, "'topk'"),
 }
 
@@ -129,12 +127,6 @@ def test_what_cannot_work_is_named(exported, tmp_path, change, options, shown):
     with pytest.raises((OSError, ValueError, TypeError)) as error:
         KeyphraseExtractor(**{"model": folder, **options})
     assert shown in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("value", [None, 3, b"bytes", [5], [{"body": "x"}]], ids=repr)
-def test_what_is_not_a_text_is_named(exported, value):
-    with pytest.raises(TypeError, match="None|3|bytes|5|body"):
-        KeyphraseExtractor(exported)(value)
 
 
 def test_the_command_reads_texts_and_rows_also_of_other_systems(exported, tmp_path):
