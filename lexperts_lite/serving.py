@@ -5,10 +5,11 @@ request can name another one.
 """
 
 import asyncio
+import json
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ try:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse
     from fastapi_offline import FastAPIOffline
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+    from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+    from prometheus_client import Counter as Total
     from pydantic import BaseModel, ConfigDict, FailFast, Field
     from typing_extensions import TypeAliasType
 except ImportError as error:
@@ -210,7 +212,7 @@ class LimitBodies:
 
     def __init__(self, app, max_bytes: int, registry: CollectorRegistry):
         self.app, self.max_bytes = app, max_bytes
-        self.requests = Counter("keyphrases_requests", "Requests to /keyphrases.", ["status"], registry=registry)
+        self.requests = Total("keyphrases_requests", "Requests to /keyphrases.", ["status"], registry=registry)
         self.seconds = Histogram("keyphrases_request_seconds", "Latency.", buckets=SECONDS, registry=registry)
 
     async def __call__(self, scope, receive, send):
@@ -218,9 +220,12 @@ class LimitBodies:
         if scope["type"] != "http" or scope["path"] != "/keyphrases":
             return await self.app(scope, receive, send)
         size, status, start = 0, 500, time.monotonic()
+        encoding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
 
         async def receive_some():
             nonlocal size
+            if encoding != "identity":
+                raise HTTPException(415, f"Content-Encoding {encoding:.20} is not read. Send plain JSON.")
             message = await receive()
             size += len(message.get("body", b""))
             if size > self.max_bytes:
@@ -298,6 +303,7 @@ def create_app(
     @app.post("/keyphrases", response_model=Answer)
     async def keyphrases(request: Request, body: KeyphraseRequest) -> JSONResponse:
         """The keyphrases of one document or of a list of documents."""
+        json.loads(await request.body(), object_pairs_hook=refuse_duplicates)
         tasks = await make_tasks(body, extract, limits)
         batcher.add(tasks)
         futures = [task.future for task in tasks]
@@ -328,6 +334,12 @@ def create_app(
         return PlainTextResponse(generate_latest(batcher.registry), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+def refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    """Raises an `HTTPException` for a JSON object with two fields of one name."""
+    if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+        raise HTTPException(422, f"{twice[0]:.60} is given twice.")
 
 
 def place_of(place: Sequence[str | int]) -> str:

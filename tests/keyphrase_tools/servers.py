@@ -31,7 +31,7 @@ def malformed_requests(max_body_bytes: int) -> list[tuple[str, bytes, dict]]:
     ]
     raw = [
         b"", b"  \n", b"null", b"3", b'"a"', b'[{"inputs": "a"}]', b'{"inputs": "a}', b"{'inputs': 'a'}", b'{"inputs": "a",}',
-        b'{"inputs": "a"} {"inputs": "b"}', b'{"inputs": "a"} // b', b'{"inputs": ["a", "b',
+        b'{"inputs": "a"} {"inputs": "b"}', b'{"inputs": "a"} // b', b'{"inputs": ["a", "b', b'{"inputs": "a", "inputs": "b"}',
         b'{"inputs": "a", "parameters": {"min_score": NaN}}', b"NaN", b'{"inputs": "a", "parameters": {"diversity": -Infinity}}',
         b'{"inputs": "a", "parameters": {"threshold": 1e999}}', b'{"inputs": "a", "parameters": {"top_k": ' + b"9" * 20_000 + b"}}",
         b'{"inputs": "\xff\xfe"}', b'{"inputs": "\xe2\x82"}', b'{"inputs": "\\ud800"}', b'{"inputs": "\x00"}', b'{"inputs": "\\x"}',
