@@ -1,6 +1,5 @@
 """Runs over files in tests."""
 
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -11,17 +10,10 @@ from pyarrow import parquet
 
 from keyphrase_tools.extractor import KeyphraseExtractor
 from run_tools.run_over import Summary, run_over
+from tests.tools import read_rows as lines  # noqa: F401
+from tests.tools import write_rows as write_jsonl  # noqa: F401
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-
-
-def lines(path) -> list[dict]:
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
-def write_jsonl(path, rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def extract_file(model, source, output, **options) -> Summary:

@@ -1,6 +1,6 @@
 """The fresh processes of `test_hub_contract.py`: `python hub_process.py ROLE FOLDER`, with the cases in FOLDER/cases.json.
 
-The role `push` imports the project, `open` and `cached` cannot. Each prints its results as JSON.
+The role `push` imports the project, `open` cannot. Each prints its results as JSON.
 """
 
 import hashlib
@@ -129,14 +129,8 @@ def open_checkpoints(folder, cases):
     return results
 
 
-def open_cached(folder, cases):
-    """Without the project and without a Hub."""
-    block_project()
-    return {name: describe(case, f"tester/{name}") for name, case in cases.items() if case["repositories"]}
-
-
 def push(folder, cases):
-    """With the project: opens checkpoints with `trust_remote_code`, pushes models in every way, and pulls them."""
+    """With the project: opens checkpoints with `trust_remote_code`, and pushes models in every way."""
     from huggingface_hub import HfApi, ModelCard
 
     import lexperts  # noqa: F401
@@ -146,17 +140,13 @@ def push(folder, cases):
     ModelCard("---\nlicense: bsd-3-clause\nlanguage: sl\n---\n# Backbone").push_to_hub(BASE)
     for name, case in cases.items():
         if case["repositories"]:
-            results[name]["adapter"] = push_all(name, case, folder / name)
-            results[name]["pulled"] = pull_all(name, case)
-    results["run"] = push_run(cases["seke-bert"], folder / "seke-bert")
+            push_all(name, case, folder / name)
     push_cards(folder)
     return results
 
 
-def push_all(name, case, folder) -> str:
-    """A pipeline, a model, and an adapter -> the weights of the last."""
-    import torch
-    from peft import LoraConfig, get_peft_model
+def push_all(name, case, folder):
+    """A pipeline, and a model with its tokenizer."""
     from transformers import pipeline
 
     run = pipeline(list(case["tasks"])[-1], model=str(folder))
@@ -165,46 +155,6 @@ def push_all(name, case, folder) -> str:
     run.push_to_hub(f"tester/{name}", tags=["mine"])
     for part in (run.model, run.tokenizer):
         part.push_to_hub(f"tester/{name}-model")
-    base = auto_class(case).from_pretrained(f"tester/{name}-model")
-    has_own = hasattr(base, "lora_config")  # ExHiRD has none
-    config = base.lora_config(r=2) if has_own else LoraConfig(r=2, target_modules=["word_state"])
-    adapted = get_peft_model(base, config)
-    for p in adapted.parameters():
-        if p.requires_grad:
-            torch.nn.init.normal_(p, std=0.2)
-    adapted.push_to_hub(f"tester/{name}-adapter")
-    return digest(adapted)
-
-
-def pull_all(name, case) -> dict:
-    """The weights of the adapter from the Hub, over its base and alone, and what the pipeline returns."""
-    import peft
-
-    adapter, alone = f"tester/{name}-adapter", getattr(peft, case["auto"].replace("Auto", "AutoPeft"))
-    # peft has no task type for ExHiRD and imports the base's class by its name
-    allowed = {"import_allowlist": ["modeling_exhird.modeling_exhird"]} if name.startswith("exhird") else {}
-    base = auto_class(case).from_pretrained(f"tester/{name}-model")
-    opened = [peft.PeftModel.from_pretrained(base, adapter), alone.from_pretrained(adapter, **allowed)]
-    return {"adapter": [*map(digest, opened)], "results": describe(case, f"tester/{name}", trust=False)["results"]}
-
-
-def push_run(case, folder) -> list[str]:
-    """A training run that pushes its checkpoints -> the weights of the trained model, of the repository, and of its last checkpoint."""
-    from transformers import AutoTokenizer, Trainer, TrainingArguments
-
-    model, tokenizer = auto_class(case).from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "push_to_hub": True}
-    row = tokenizer(TEXT)
-    rows = [{**row, "labels": [i % 3 for i in range(len(row["input_ids"]))]}] * 4
-    arguments = TrainingArguments(
-        "run", hub_model_id="tester/run", hub_strategy="checkpoint", hub_private_repo=True, save_steps=2, max_steps=4,
-        per_device_train_batch_size=2, learning_rate=0.05, **quiet,
-    )  # fmt: skip
-    trainer = Trainer(model, arguments, train_dataset=rows, processing_class=tokenizer)
-    trainer.train()
-    trainer.push_to_hub()
-    opened = [auto_class(case).from_pretrained("tester/run", subfolder=part) for part in ("", "last-checkpoint")]
-    return [digest(trainer.model), *map(digest, opened)]
 
 
 def push_cards(folder):
@@ -220,7 +170,7 @@ def push_cards(folder):
     extract.model.push_to_hub("tester/changed")
 
 
-ROLES = {"push": push, "open": open_checkpoints, "cached": open_cached}
+ROLES = {"push": push, "open": open_checkpoints}
 
 if __name__ == "__main__":
     role, folder = sys.argv[1], Path(sys.argv[2])

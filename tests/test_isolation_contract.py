@@ -1,8 +1,6 @@
 """Passes and rows do not mix, for all classes, backbones, heads and policies: padding, batches, threads, errors halfway."""
 
-import gc
 import sys
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,8 +11,6 @@ from torch.testing import assert_close
 from .modeling_hypernet.conftest import tiny_hypernet  # noqa: F401  (a fixture)
 from .test_training_contract import TRANSFORMER_OPTIONS, for_each, with_options, without_randomness
 from .tiny_models import ONE_EACH, TRAINABLE, make_trainable
-
-pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable`", "ignore:`is_gradient_checkpointing`")
 
 
 @pytest.fixture
@@ -117,10 +113,6 @@ def test_two_threads_write_what_one_writes(trainable, in_two_threads):
     assert not torch.equal(expected[0][0], expected[1][0])
 
 
-class HalfwayError(Exception):
-    pass
-
-
 def state_of(model):
     """Everything that lies on the modules themselves, by identity."""
     return [
@@ -129,49 +121,18 @@ def state_of(model):
 
 
 @for_each(every_day=ONE_EACH)
-@pytest.mark.parametrize("checkpointing", [None, pytest.param(False, marks=pytest.mark.nightly), True])
-def test_a_pass_that_fails_halfway_leaves_nothing_behind(checkpointing, trainable):
-    model, batch, ran, states = without_randomness(trainable.make()), trainable.batch(), [], []
-    if checkpointing is not None:
-        model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
-    hooks = [
-        module.register_forward_hook(lambda module, *_: ran.append(module))
-        for module in model.modules()
-        if not list(module.children())
-    ]
+def test_a_pass_that_fails_halfway_leaves_nothing_behind(trainable):
+    model, batch, ran = without_randomness(trainable.make()), trainable.batch(), []
+    leaves = [module for module in model.modules() if not list(module.children())]
+    hooks = [leaf.register_forward_hook(lambda module, *_: ran.append(module)) for leaf in leaves]
     expected = model(**batch)[trainable.output].detach()
     for hook in hooks:
         hook.remove()
     before = state_of(model)
-
-    def fail(*_):
-        raise HalfwayError
-
-    def remember(module, given, made):
-        states.extend(weakref.ref(x) for x in (made if isinstance(made, tuple) else (made,)) if torch.is_tensor(x))
-
     for place in (len(ran) // 2, -2):
-        states.clear()
-        hooks = [ran[len(ran) // 4].register_forward_hook(remember), ran[place].register_forward_hook(fail)]
-        with pytest.raises(HalfwayError):
+        hook = ran[place].register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
             model(**batch)
-        for hook in hooks:
-            hook.remove()
-        if checkpointing is None:
-            gc.collect()
-            assert states and all(state() is None for state in states)  # and with them the graph
-        assert state_of(model) == before
-        assert torch.equal(model(**batch)[trainable.output], expected)
-    if checkpointing is not None:  # and one that fails as its last layer runs again
-        loss, again = model(**batch).loss, []
-        hooks = [module.register_forward_pre_hook(lambda module, _: again.append(module)) for module in set(ran)]
-        loss.backward()
-        for hook in hooks:
-            hook.remove()
-        loss = model(**batch).loss
-        hook = again[-1].register_forward_pre_hook(fail)
-        with pytest.raises(HalfwayError):
-            loss.backward()
         hook.remove()
         assert state_of(model) == before
         assert torch.equal(model(**batch)[trainable.output], expected)

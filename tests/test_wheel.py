@@ -6,27 +6,19 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("keyphrase_tools", "lexperts", "merge_tools", *(path.name for path in ROOT.glob("modeling_*")))
 BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> set[str]:
-    """The names of the files in a wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
+def test_the_wheel_has_every_module_and_configuration_and_nothing_else(tmp_path):
     for name in (*PACKAGES, "run_tools"):  # the last is of lexperts-lite, and has the version
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    done = subprocess.run([sys.executable, "-c", BUILD, str(folder)], cwd=folder, capture_output=True, text=True)
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run([sys.executable, "-c", BUILD, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    return set(zipfile.ZipFile(folder / done.stdout.split()[-1]).namelist())
-
-
-def test_the_wheel_has_every_module_and_configuration(wheel):
+    wheel = set(zipfile.ZipFile(tmp_path / done.stdout.split()[-1]).namelist())
     expected = {
         path.relative_to(ROOT).as_posix()
         for name in PACKAGES
@@ -34,7 +26,4 @@ def test_the_wheel_has_every_module_and_configuration(wheel):
         if path.suffix in (".py", ".yml") or path.name == "py.typed"
     }
     assert {f"{name}/py.typed" for name in PACKAGES} <= expected <= wheel
-
-
-def test_the_wheel_has_nothing_else(wheel):
     assert {name.split("/")[0] for name in wheel if ".dist-info/" not in name} == set(PACKAGES)

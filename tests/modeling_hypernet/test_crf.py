@@ -107,15 +107,6 @@ def test_values_outside_the_mask_change_nothing(garbage):
     assert (emissions.grad[mask == 0] == 0).all() and emissions.grad[mask == 1].any()
 
 
-def test_rows_without_positions_have_likelihood_0_and_gradients_of_0():
-    crf, (emissions, tags, _) = make_crf(3), make_batch(3)
-    empty = torch.zeros_like(MASK)
-    likelihood = crf.log_likelihood(emissions, tags, empty)
-    (likelihood.sum() + crf.log_marginals(emissions, empty).sum()).backward()
-    assert not any(x.any() for x in (likelihood, emissions.grad, *(p.grad for p in crf.parameters())))
-    assert crf.log_likelihood(emissions[:0], tags[:0], empty[:0]).shape == (0,)
-
-
 def test_low_precision_gives_float32_results_nearby():
     crf, (emissions, tags, mask) = make_crf(3, torch.float32).bfloat16(), make_batch(3, dtype=torch.float32)
     e = emissions.detach().bfloat16()
@@ -174,25 +165,3 @@ def test_forbidden_transitions_are_never_taken():
             assert_close(best_score[b], scores.max())
     impossible = crf.viterbi(emissions, mask, (torch.zeros(3), transitions))[1]
     assert (impossible[mask.any(1)] == float("-inf")).all()
-
-
-@pytest.mark.nightly
-def test_a_compiled_crf_equals_the_eager_one():
-    crf, batch = make_crf(3), make_batch(3, MASK[:, 2:5])
-
-    def compute(e, tags, mask):
-        return crf.log_likelihood(e, tags, mask), crf.log_marginals(e, mask), crf.viterbi(e, mask)
-
-    eager, compiled = (f(*batch) for f in (compute, torch.compile(compute, backend="aot_eager", fullgraph=True)))
-    assert_close(compiled, eager)
-    inputs = [batch[0], *crf.parameters()]
-    assert_close(*(torch.autograd.grad(y[0].sum() + y[1].sum(), inputs) for y in (eager, compiled)))
-
-
-def test_loaded_weights_survive_a_reset():
-    crf = LinearChainCrf(3)
-    assert all(0 < p.abs().max() <= 0.1 for p in crf.parameters())
-    crf.start._is_hf_initialized = True
-    start, end = crf.start.detach().clone(), crf.end.detach().clone()
-    crf.reset_parameters()
-    assert torch.equal(crf.start, start) and not torch.equal(crf.end, end)

@@ -1,4 +1,4 @@
-"""The LSTM with generated weights: every implementation against the loop, and against PyTorch's LSTM."""
+"""The LSTM with generated weights: every implementation against the loop, and both against PyTorch's LSTM."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ from torch.testing import assert_close
 
 from modeling_hypernet.lstm_hypernet import (
     GeneratedLstm,
-    LstmWeights,
     MetaEncoder,
     WeightGenerator,
     lstm_batched,
@@ -59,31 +58,16 @@ def test_every_implementation_equals_the_loop_in_values_and_all_gradients(lstm, 
             assert not torch.allclose(other[0], slow[0], atol=1e-3)
 
 
-@each_lstm
-def test_with_one_title_it_is_one_lstm_with_the_generated_weights(lstm):
+def test_with_one_title_it_is_one_lstm_with_the_generated_weights(loop):
     layer, x, lengths, z = make([6, 4])
     z = z[:1].expand(2, -1)
     hidden, weight, bias = (w[0, [1, 0, 2, 3]].flatten(0, 1) for w in layer.generators[0](z))
     stock = nn.LSTM(N_X, N_H, batch_first=True).double()
     parameters = {"weight_hh_l0": hidden, "weight_ih_l0": weight, "bias_ih_l0": bias, "bias_hh_l0": 0 * bias}
     expected, _ = torch.func.functional_call(stock, parameters, (x,))
-    assert_close(layer(x, lengths, z, lstm), expected * (torch.arange(6) < lengths[:, None])[..., None])
-
-
-def test_the_loop_is_the_formulas_gate_by_gate(loop):
-    """Eq. 7-8 with numbers, one step after the other: gates in the order f, i, c, o."""
-    hidden = torch.zeros(1, 4, 1, 1)
-    hidden[0, 2] = 0.5  # h goes into c~ alone
-    weights = LstmWeights(hidden, torch.ones(1, 4, 1, 1), torch.tensor([[[1.0], [0.0], [0.0], [-1.0]]]))
-    h = c = torch.tensor(0.0)
-    expected = []
-    for x in (0.3, -0.2):
-        f, i, o = torch.tensor([x + 1, x, x - 1]).sigmoid()
-        c = f * c + i * torch.tanh(x + 0.5 * h)
-        h = o * torch.tanh(c)
-        expected.append(h)
-    actual = loop(torch.tensor([[[0.3], [-0.2]]]), torch.tensor([2]), weights)
-    assert_close(actual.flatten(), torch.stack(expected))
+    expected = expected * (torch.arange(6) < lengths[:, None])[..., None]
+    for lstm in (loop, lstm_per_example, lstm_batched):
+        assert_close(layer(x, lengths, z, lstm), expected)
 
 
 @pytest.mark.parametrize("hidden", [None, 8])

@@ -131,6 +131,7 @@ def test_a_stock_model_answers_too(backbone_config, tiny_tokenizer, tmp_path):
     assert answer(question=QUESTION, context=CONTEXT)["answer"] in CONTEXT
 
 
+@pytest.mark.nightly
 def test_the_pipeline_finds_the_trained_answers(tiny_hypernet, tiny_tokenizer, tmp_path):
     """A model trained on two answers and one question without an answer, opened from a checkpoint."""
     contexts = ["the graph of the network", "learning is in the cut", "and networks for cuts"]
@@ -162,13 +163,3 @@ def test_a_context_without_visible_characters_has_no_answer(context, answer):
         results = answer([seen, {"question": QUESTION, "context": context}, seen], **options)
         assert results[1] == NOTHING and results[0] == results[2] == answer(seen, **options) != NOTHING
     assert answer(question=QUESTION, context=context, top_k=3) == [NOTHING]
-
-
-def test_a_lone_surrogate_changes_no_offset(answer, tiny_tokenizer):
-    given = {"question": QUESTION, "context": "a \ud800 graph cut"}
-    expected = answer({**given, "context": "a \ufffd graph cut"}, top_k=3)
-    for found, wanted in zip(answer(given, top_k=3), expected, strict=True):
-        assert found | {"answer": ""} == wanted | {"answer": ""}
-        assert given["context"][found["start"] : found["end"]] == found["answer"]
-    assert answer({**given, "question": "is \ud800"})["score"] > 0
-    assert tokenize_pairs(["graph \ud800"], ["cut \ud800"], tiny_tokenizer)["input_ids"]

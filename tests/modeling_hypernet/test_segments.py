@@ -7,7 +7,7 @@ import torch
 from tokenizers import processors
 
 from modeling_hypernet import DataCollatorForTextPairs, HypernetConfig, tokenize_pairs
-from modeling_hypernet.segments_hypernet import LeftAlignedTokens, find_segments
+from modeling_hypernet.segments_hypernet import find_segments
 
 from ..tools import as_rows
 
@@ -74,12 +74,3 @@ def test_a_main_mask_alone_is_a_text_without_title(config):
     ids = torch.tensor([[config.cls_token_id, 7, 8, config.sep_token_id]])
     u, v = find_segments(config, None, torch.ones_like(ids), None, torch.tensor([[0, 0, 1, 0]]))
     assert (u.index[0, :1].tolist(), v.index[0, :1].tolist()) == ([0], [2])
-
-
-def test_tokens_are_left_aligned_and_scattered_back():
-    mask = torch.tensor([[0, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 0, 0, 0, 1]]).bool()
-    x = torch.arange(1.0, 16.0).view(3, 5, 1)
-    tokens = LeftAlignedTokens(mask, 3)
-    actual = tokens.gather(x)
-    assert actual[..., 0].tolist() == [[2, 4, 5], [0, 0, 0], [11, 15, 0]] and tokens.lengths.tolist() == [3, 0, 2]
-    assert torch.equal(tokens.scatter(actual), x * mask[..., None])

@@ -8,13 +8,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
 from modeling_seke import SekeConfig, SekeForTokenClassification
 from tests.tools import by_day
 
-SMALL = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "pad_token_id": 0,
-}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+SMALL = {**SIZES, "pad_token_id": 0}
 ENCODERS = {
     "roberta": {**SMALL, "max_position_embeddings": 66},
     "xlm-roberta": {**SMALL, "max_position_embeddings": 66},
