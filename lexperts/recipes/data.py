@@ -66,10 +66,14 @@ def load_documents(args) -> Rows:
     for split, own in rows.items():
         for i, row in enumerate(own):
             row = labelled_row(row, f"{args.dataset_name}, {split}, row {i}", **names) if args.dataset_name else row
-            title, text = row.get(args.title_column), row[args.text_column]
-            text = text if isinstance(text, str) else " ".join(text)
+            title, text = row.get(args.title_column), as_text(row[args.text_column])
             own[i] = row | {"title": title, "text": text, "keyphrases": row[args.keyphrases_column]}
     return rows
+
+
+def as_text(text: str | Sequence[str]) -> str:
+    """A text, also of a list of words."""
+    return text if isinstance(text, str) else " ".join(text)
 
 
 def to_columns(rows: Sequence[dict], names: Sequence[str] = ("title", "text", "keyphrases")) -> dict[str, list]:
