@@ -118,9 +118,8 @@ def text_vectors(base: Source, layers: list[int], mode: str):
     if mode == "cheap_embed":
         table = base["model.embed_tokens.weight"]
     else:
-        model = (
-            open_model(AutoModel, base.folder, dtype="auto").eval().to("cuda" if torch.cuda.is_available() else "cpu")
-        )
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = open_model(AutoModel, base.folder, dtype="auto").eval().to(device)
 
     def vectors(text: str) -> torch.Tensor:
         ids = tokenizer((tokenizer.bos_token or "") + text, add_special_tokens=False, return_tensors="pt")["input_ids"]

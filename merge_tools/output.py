@@ -94,9 +94,7 @@ def write_tokenizer(source: Path, folder: Path) -> dict[str, str]:
         if not path.is_file():
             continue
         if not any(path.resolve().is_relative_to(place) for place in allowed):
-            raise UserError(
-                f"{path} is a link to {path.resolve()}, outside of its folder. Copy the file into the folder."
-            )
+            raise UserError(f"{path} is a link to {path.resolve()}, outside of its folder. Copy the file into it.")
         content = path.read_bytes()
         (folder / path.name).write_bytes(content)
         hashes[path.name] = hashlib.sha256(content).hexdigest()

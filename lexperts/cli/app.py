@@ -1,5 +1,6 @@
 """`lexperts app`: the demo app in a browser."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +10,13 @@ from lexperts_lite.servers import bind
 
 from .common import Device, Model, TrustRemoteCode
 
+FolderOption = partial(typer.Option, exists=True, file_okay=False)
+
 
 def app(
     context: typer.Context,
     model: Model = None,
-    mixture: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, metavar="DIR", help="A mixture, whose experts are shown."),
-    ] = None,
+    mixture: Annotated[Path | None, FolderOption(metavar="DIR", help="A mixture, whose experts are shown.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="By default the first free one from 7860.")] = None,
     max_characters: Annotated[int, typer.Option(min=1, help="Maximum length of a text.")] = 20_000,

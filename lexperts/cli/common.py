@@ -22,7 +22,6 @@ EMPTY = re.compile(r"(--[^=]+=)?")
 FIXABLE = (OSError, ValueError, TypeError, ImportError, RuntimeError, MemoryError, FloatingPointError)
 
 Count = partial(typer.Option, min=1)
-FileOption = partial(typer.Option, exists=True, dir_okay=False, metavar="FILE")
 ModelOption = partial(typer.Option, "--model", "-m", metavar="FOLDER_OR_HUB_ID")
 Device = Annotated[str | None, typer.Option(help="Device, such as cuda:0; by default an accelerator if available.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed.")]
@@ -45,7 +44,11 @@ class OneLineGroup(TyperGroup):
             is_usage = hasattr(error, "format_message")  # its class depends on the version of typer
             if "--debug" in words and not is_usage:
                 raise
-            status = print_usage(error) if is_usage else print_failure(error)
+            if is_usage:
+                status = print_usage(error)
+            else:
+                print_error(str(error) if isinstance(error, UserError) else one_line(error))
+                status = 2 if isinstance(error, FIXABLE) or type(error) is LookupError else 1  # of an encoding
         if standalone_mode or status:
             sys.exit(status or 0)
 
@@ -75,12 +78,6 @@ def print_usage(error: Any) -> int:
         hint = f" See {error.ctx.command_path} --help." if getattr(error, "ctx", None) else ""
         print_error(one_line(ValueError(error.format_message())) + hint)
     return error.exit_code
-
-
-def print_failure(error: Exception) -> int:
-    """Prints an error -> the exit status."""
-    print_error(str(error) if isinstance(error, UserError) else one_line(error))
-    return 2 if isinstance(error, FIXABLE) or type(error) is LookupError else 1  # of an encoding
 
 
 def run_app(app: typer.Typer) -> None:

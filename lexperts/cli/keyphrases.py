@@ -12,25 +12,14 @@ from lexperts_lite.servers import OPTIONS, bind, run_server
 from run_tools.errors import UserError
 
 from . import file_options
-from .common import (
-    AsJson,
-    Count,
-    Device,
-    Dtype,
-    FileOption,
-    Model,
-    ModelOption,
-    TrustRemoteCode,
-    new_app,
-    print_result,
-    run_app,
-)  # fmt: skip
+from .common import AsJson, Count, Device, Dtype, Model, ModelOption, TrustRemoteCode, new_app, print_result, run_app
 
 app = new_app("keyphrases", "Keyphrases of documents: extract, generate and score them.")
 
 Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as tags.")]
 Share = partial(typer.Option, min=0, max=1)
 FileArgument = partial(typer.Argument, exists=True, dir_okay=False)
+FileOption = partial(typer.Option, exists=True, dir_okay=False, metavar="FILE")
 DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in OPTIONS.items()}
 
 
@@ -143,9 +132,7 @@ def generate(
 @app.command()
 def show(
     files: Annotated[list[Path], FileArgument(metavar="FILE...", help="Text files.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE.html", help="The page.")] = Path(
-        "keyphrases.html"
-    ),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="PAGE", help="The page.")] = Path("keyphrases.html"),
     model: Model = None,
     top_k: Annotated[int, Count(help="Maximum number of keyphrases per document.")] = 10,
     style: Style = None,
@@ -202,9 +189,8 @@ def score(
     cuts = tuple(int(cut) if cut.isdecimal() else cut for cut in k or ("5", "10"))
     options: dict = {"language": None if language == "none" else language}
     predicted, gold_rows = read_predicted(predictions), read_labelled(gold)
-    found = [
-        predicted[i]["keyphrases"] for i in align(str(predictions), predicted, str(gold), gold_rows, ("title", "text"))
-    ]
+    order = align(str(predictions), predicted, str(gold), gold_rows, ("title", "text"))
+    found = [predicted[i]["keyphrases"] for i in order]
     texts, wanted = ([read(row) for row in gold_rows] for read in (full_text, itemgetter("keyphrases")))
     present = gold_phrases(texts, wanted, rules, **options)
     scores = score_phrases(found, present, convention=convention, k=cuts, **options)
@@ -233,10 +219,8 @@ def export(
     from run_tools.packaged import locate_model
 
     report = export_model(locate_model(model), output, precision=precision)
-    text = (
-        f"graph in {precision}, {report['size'] / 1e6:.1f} MB, in {output}; logits differ by {report['difference']:.2g}"
-    )
-    print_result(report, as_json, text)
+    size, difference = f"{report['size'] / 1e6:.1f} MB", f"{report['difference']:.2g}"
+    print_result(report, as_json, f"graph in {precision}, {size}, in {output}; logits differ by {difference}")
 
 
 def about(name: str, least: int | None = 1, most: int | None = None) -> Any:

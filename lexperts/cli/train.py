@@ -34,15 +34,14 @@ def runner_of(command: Command):
 def train(command: Command, arguments: ModuleType, folder: Path, argv: list[str]) -> None:
     """Runs a training. One that is complete stays as it is."""
     try:
-        for own in parse(arguments.ARGUMENTS[command.module], argv, folder, some=True)[0]:
+        classes = arguments.ARGUMENTS[command.module]
+        for own in parse(classes, argv, folder, some=True)[0]:
             if hasattr(own, "check_columns"):  # before torch is imported, which takes seconds
                 own.check_columns()
         from ..recipes.training import CompleteRunError, last_checkpoint, start_run
 
         package, name = getattr(arguments, "TRAINING", ("transformers", "TrainingArguments"))
-        groups, given = parse(
-            [*arguments.ARGUMENTS[command.module], getattr(import_module(package), name)], argv, folder
-        )
+        groups, given = parse([*classes, getattr(import_module(package), name)], argv, folder)
         script = import_module(f"lexperts.recipes.{command.recipe}.{command.module}")
     except ModuleNotFoundError as error:
         raise ImportError(f"Training needs {error.name}. Install the extra lexperts[train].") from error

@@ -34,9 +34,9 @@ def folder(tmp_path_factory):
 
 def test_terms_of_a_file_are_defined(folder, tmp_path):
     """`lexperts define terms` writes what the pipeline returns."""
-    source, output = write_rows(tmp_path / "in.jsonl", TERMS), tmp_path / "out.jsonl"
+    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"  # which have another definition
     command = ["terms", str(source), str(output), "-m", str(folder / "dense")]
-    command += ["--max-new-tokens", "6", "--batch-size", "4"]
+    command += ["--max-new-tokens", "6", "--batch-size", "4", "--keep", "term", "--keep", "context"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0 and "10 documents in" in result.output, result.output
     define = pipeline("definition-modeling", model=str(folder / "dense"), max_new_tokens=6)
@@ -63,17 +63,6 @@ def test_sampled_definitions_do_not_depend_on_interruptions_and_bad_rows_are_rep
     assert done.exit_code == 0 and "2 of them new; 1 could not be processed" in done.output, done.output
     assert output.read_bytes() == whole.read_bytes()
     assert read_rows(output)[9] == rows[9] | {"error": "its context is None, not a text"}
-
-
-def test_a_definition_of_the_source_is_not_replaced(folder, tmp_path):
-    source, output = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
-    error = CliRunner().invoke(app, ["terms", str(source), str(output), "-m", str(folder / "dense")])
-    assert error.exit_code == 2 and "column 'definition' has the name of a result" in error.stderr
-    assert not output.exists()
-    keep = ["--keep", "term", "--keep", "context", "--max-new-tokens", "2"]
-    done = CliRunner().invoke(app, ["terms", str(source), str(output), "-m", str(folder / "dense"), *keep])
-    assert done.exit_code == 0, done.output
-    assert [row.keys() for row in read_rows(output)] == [{"id", *TERMS[0], "definition", "score"}] * len(ROWS)
 
 
 @pytest.mark.parametrize("options, count", [((), 1), (("--num-definitions", "3"), 3), (("--best-of", "4"), 1)])

@@ -23,6 +23,7 @@ def files(tmp_path, monkeypatch):
         rows = [row | {"summary_text": text} for row, text in zip(ROWS, texts, strict=True)]
         write_rows(tmp_path / f"{name}.jsonl", rows)
     write_rows(tmp_path / "gold.jsonl", ROWS)
+    write_rows(tmp_path / "blank.jsonl", [{"text": text, "keyphrases": ["cuts"]} for text in ("graph cuts", None)])
     (tmp_path / "broken.jsonl").write_text('{"summary": "a", "summary_text": "a"}\n{"id"\n')
     return tmp_path
 
@@ -94,6 +95,7 @@ def test_rows_of_another_source_are_refused(case, change, names, files):
 @pytest.mark.parametrize("words, names", [
     ("definitions gold.jsonl", "'definition'"),
     ("summaries broken.jsonl", "broken.jsonl, line 2"),
+    ("keyphrases blank.jsonl --references blank.jsonl", "row 2: 'text'"),
     ("summaries ours.jsonl --baseline x", "--baseline 'x'"),
     ("summaries =ours.jsonl", "'=ours.jsonl'"),
     ("summaries ours.jsonl --language german", "'language'"),
@@ -103,9 +105,3 @@ def test_rows_of_another_source_are_refused(case, change, names, files):
 def test_options_that_do_not_fit_are_named(words, names, files, monkeypatch):
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)  # the others fail before
     assert names in fails(APP.main, "evaluate", *words.split())
-
-
-def test_a_document_without_a_text_is_named(tmp_path):
-    rows = [{"text": text, "keyphrases": ["graph cuts"]} for text in ("graph cuts of networks", None)]
-    gold, found = (write_rows(tmp_path / f"{name}.jsonl", rows) for name in ("gold", "found"))
-    assert "row 2: 'text'" in fails(APP.main, "evaluate", "keyphrases", found, "--references", gold)

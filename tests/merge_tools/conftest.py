@@ -5,8 +5,6 @@
 
 import json
 import string
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,15 +49,6 @@ MODELS = {
     "qwen3 with biases": ("qwen3", {"head_dim": 8, "attention_bias": True}),
     "olmo2": ("olmo2", {}),
 }
-
-
-def run_python(*arguments, code=0, **options):
-    """The result of a Python process that ends with this exit status."""
-    options |= {} if "input" in options else {"stdin": subprocess.DEVNULL}
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
-    assert done.returncode == code, done.stderr[-3000:]
-    return done
 
 
 def tiny_tokenizer(extra=()):

@@ -56,9 +56,7 @@ TENSORS = {
     "another shape": (lambda t: t.update({DOWN: torch.zeros(32, 60)}), (DOWN, "[32, 60]", "[32, 64]")),
     "unknown": (lambda t: t.update({"model.extra": torch.zeros(2)}), ("model.extra",)),
     "of a wrapped model": (lambda t: t.update({f"_orig_mod.{n}": t.pop(n) for n in list(t)}), ("_orig_mod.",)),
-    "of an adapter": (lambda t: t.update({"base_model.model.x": torch.zeros(2)}), ("base_model.model.x",)),
     "with NaN": (lambda t: t[DOWN].view(-1)[-1:].fill_(float("nan")), ("ships", "NaN")),
-    "with infinity": (lambda t: t[DOWN].view(-1)[:1].fill_(float("inf")), ("ships", "infinity")),
     "quantised": (lambda t: t.update({DOWN: torch.zeros(32, 64, dtype=torch.int8)}), (DOWN, "I8")),
     "a bias of an MLP": (lambda t: t.update({"model.layers.0.mlp.up_proj.bias": torch.zeros(64)}), ("up_proj.bias",)),
 }
@@ -87,14 +85,9 @@ TWO_SHARDS = '{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetens
 FILES = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
     "pickled weights": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), "pytorch_model.bin"),
-    "truncated": (
-        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
-        "cannot be read",
-    ),
     "a Git LFS pointer": (lambda f: (f / "model.safetensors").write_text("version https://git-lfs"), "cannot be read"),
     "two sets of weights": (lambda f: (f / INDEX).write_text("{}"), "has both"),
     "no configuration": (lambda f: (f / "config.json").unlink(), "config.json cannot be read"),
-    "a broken configuration": (lambda f: (f / "config.json").write_text("{"), "config.json cannot be read"),
     "no folder": (lambda f: f.rename(f.with_name("shops")), "Did you mean"),
     "a broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "no tokenizer that can be opened"),
     "another tokenizer": (

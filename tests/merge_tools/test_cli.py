@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +13,7 @@ from lexperts.cli.merge import app
 from merge_tools import inspect
 from tests.loopback_hub import LoopbackHub, Repo
 
-from .conftest import edit_json, recipe_of, run_python
+from .conftest import edit_json, recipe_of
 
 
 def run(*arguments, code=0):
@@ -81,7 +83,8 @@ def test_a_pushed_mixture_opens_from_the_hub_without_the_shards_of_an_earlier_on
         hub.repos["model", "tester/mixture"] = repository = Repo("tester/mixture", "model", private=True)
         repository.commit("main", "earlier", dict.fromkeys((*shards, "notes.md"), (b"old", None)))
         environment = {**os.environ, **hub.env, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
-        done = run_python("-c", PUSH, env=environment, cwd=folder, code=2)
+        done = subprocess.run([sys.executable, "-c", PUSH], env=environment, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 2, done.stderr[-3000:]
         files = {name: content for name, (content, _) in repository.commit_of("main")["tree"].items()}
         assert hub.unknown == []
     assert f"{hub.url}/tester/mixture" in done.stdout and "MixtralForCausalLM" in done.stdout

@@ -12,19 +12,14 @@ from transformers import AutoTokenizer
 
 from merge_tools import add, compose, inspect, remove, verify
 from merge_tools.gates import HELD_OUT_SHARE, encode_beginnings
-from merge_tools.ridge import HELD_OUT_TOKENS, Moments, MomentSum, confusion, fit_gate, fit_scale, held_out_logits
+from merge_tools.ridge import HELD_OUT_TOKENS, MomentSum, fit_scale, held_out_logits
 from run_tools.errors import UserError
 
 from .conftest import open_model, read_tensors, recipe_of, same_tensors
 
 GATE = "model.layers.{}.block_sparse_moe.gate.weight"
 PROMPTS = {"birds": ["the owl", "a nest of the owl"], "ships": ["the sail"], "tools": ["a saw", "the nail", "oak"]}
-WORDS = {
-    "birds": "owl nest wing egg",
-    "ships": "sail mast hull sea",
-    "tools": "saw nail oak anvil",
-    "plants": "leaf root",
-}
+WORDS = {"birds": "owl nest wing egg", "ships": "sail mast hull", "tools": "saw nail oak anvil", "plants": "leaf root"}
 
 
 def unit(vector):
@@ -81,9 +76,8 @@ def samples(tmp_path):
 
 
 def ridge_recipe(folders, samples, **options):
-    return recipe_of(
-        [{"source_model": str(f), "samples": str(samples[f.name])} for f in folders], gate_mode="ridge", **options
-    )
+    experts = [{"source_model": str(f), "samples": str(samples[f.name])} for f in folders]
+    return recipe_of(experts, gate_mode="ridge", **options)
 
 
 def router_inputs(folder, layer, file):
@@ -212,13 +206,3 @@ def test_the_scale_has_the_largest_likelihood():
 
     best = fit_scale(logits)
     assert 0 < best < 1e3 and likelihood(best) >= max(likelihood(best * factor) for factor in (0.9, 0.99, 1.01, 1.1))
-
-
-def test_experts_that_are_apart_are_told_apart_and_inputs_of_zeros_are_an_error():
-    experts = [moments(seed, shift=6.0)[0] for seed in range(3)]
-    gate, fit = fit_gate(experts)
-    assert np.diagonal(confusion(experts, gate)).min() > 0.95 and fit["scale"] > 0
-    np.testing.assert_allclose(confusion(experts, gate).sum(1), 1)
-    zeros = Moments(5, np.zeros(6), np.zeros(21, np.float32), np.zeros((4, 6), np.float32))
-    with pytest.raises(UserError, match="zero"):
-        fit_gate([zeros, zeros])

@@ -79,17 +79,14 @@ def test_a_mixture_of_another_tool_is_tuned(kind, domains, tmp_path):
     open_model(tmp_path / "tuned")
 
 
-def test_perplexity_is_that_of_the_saved_model_on_texts_that_were_not_trained_on(
-    experts, domains, tmp_path, monkeypatch
-):
+def test_perplexity_is_that_of_the_saved_model_on_other_texts(experts, domains, tmp_path, monkeypatch):
     batches, pad = [], merge_tools.tuning.pad
     monkeypatch.setattr(merge_tools.tuning, "pad", lambda windows: batches.append(windows) or pad(windows))
     few = tmp_path / "few.txt"
     few.write_text("\n".join(domains["ships"].read_text().splitlines()[:6]))
     compose(recipe_of(experts(3)), tmp_path / "mixture")
-    result = tune(
-        tmp_path / "mixture", tmp_path / "tuned", {"birds": domains["birds"], "few": few}, **QUICK | {"max_length": 99}
-    )
+    files = {"birds": domains["birds"], "few": few}
+    result = tune(tmp_path / "mixture", tmp_path / "tuned", files, **QUICK | {"max_length": 99})
     held_out = merge_tools.tuning.split_texts(domains["birds"], 0.1)[1]
     (windows,) = cut_domains(tiny_tokenizer(), {"birds": held_out}, 99).values()
     for folder, when in (("mixture", "before"), ("tuned", "after")):

@@ -70,13 +70,10 @@ def test_factors_of_low_rank_may_differ_a_little(place):
             assert verify(place / "low")["ok"] == ok
 
 
-def test_a_source_that_lacks_a_tensor_cannot_be_compared(place):
+def test_a_tensor_that_a_source_or_a_mixture_lacks_is_named(place):
     edit_tensors(place / "ships", lambda tensors: tensors.pop("model.layers.0.mlp.up_proj.weight"))
     with pytest.raises(UserError, match="ships.*up_proj"):
         verify(place / "out")
-
-
-def test_a_mixture_that_lacks_a_tensor_is_named(place):
     edit_tensors(place / "out", lambda tensors: tensors.pop(f"{MOE}.experts.2.w1.weight"))
     with pytest.raises(UserError, match="lacks tensors of tools"):
         inspect(place / "out")

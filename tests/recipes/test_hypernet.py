@@ -21,7 +21,7 @@ from modeling_hypernet import (
     tokenize_pairs,
 )
 from tests.recipes.trainings import some_rows
-from tests.tools import fails, write_rows
+from tests.tools import write_rows
 
 FAST = ["--use-cpu", "--report-to", "none", "--disable-tqdm", "true", "--per-device-train-batch-size", "8"]
 FAST += ["--save-strategy", "epoch", "--num-train-epochs", "2", "--meta-embedding-size", "4", "--hidden-size", "8"]
@@ -137,15 +137,6 @@ def test_answers_are_trained_and_scored_by_one_command(backbone, files, tmp_path
     results = json.loads((tmp_path / "results.json").read_text())
     assert {"exact", "F1", "HasAns exact", "NoAns F1"} <= set(results["test"]) and len(results["test_answers"]) == 12
     assert pipeline("extractive-qa", model=str(tmp_path))(question="the network", context=TEXT)["answer"] in TEXT
-
-
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_documents_without_a_usable_keyphrase_end_the_command_before_training(split, backbone, files, tmp_path):
-    row = {"title": "", "text": "graph cuts", "keyphrases": ["graph, cuts"]}
-    useless = write_rows(tmp_path / "useless.jsonl", [row])
-    options = ["--backbone", backbone, "--output-dir", tmp_path / "out", *files, f"--{split}-files", useless]
-    assert "None of the 1 documents" in fails(app, "hypernet-keyphrases", *options)
-    assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 
 def test_the_backbone_has_a_separate_learning_rate(backbone, tmp_path):

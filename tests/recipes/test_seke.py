@@ -140,19 +140,8 @@ def test_a_small_model_imitates_a_teacher(mixed, rows, tmp_path, capsys):
 
 
 def test_the_best_model_is_pushed(backbone, rows, tmp_path):
-    argv = [
-        *FAST,
-        "--backbone",
-        backbone,
-        "--train-files",
-        rows,
-        "--lora",
-        "false",
-        "--use-rnn",
-        "false",
-        "--max-steps",
-        1,
-    ]
+    argv = [*FAST, "--backbone", backbone, "--train-files", rows, "--lora", "false", "--use-rnn", "false"]
+    argv += ["--max-steps", 1]
     with LoopbackHub() as hub:
         command = [sys.executable, "-m", "lexperts", "train", "seke", *argv, "--push-to-hub", "true"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **hub.env}
@@ -176,7 +165,6 @@ def test_the_best_model_is_pushed(backbone, rows, tmp_path):
         (["--teacher", "default"], "--lora false"),
         (["--unlabelled-files", "{rows}"], "--teacher"),
         (["--test-files", "a:news={rows}"], "'news'"),
-        (["--train-files", "tags={rows}", "--validation-files", "news={rows}"], "'news'"),
         (["--validation-files", "{useless}"], "{useless}"),
         (["--test-files", "{useless}"], "{useless}"),
         (["--language", "klingon"], "klingon"),
@@ -213,14 +201,6 @@ def test_styles_are_hidden_from_a_share_of_the_rows_but_for_some():
     batch = partial(hide_styles, collator=lambda rows: {"style_ids": torch.tensor(rows)}, kept=[1])
     assert (batch([2] * 4000, share=0.3)["style_ids"] == 0).float().mean() == pytest.approx(0.3, abs=0.03)
     assert batch([1, 2, 1, 0], share=1.0)["style_ids"].tolist() == [1, 0, 1, 0]
-
-
-def test_a_tagger_without_tags_is_named(tmp_path):
-    from lexperts.recipes.seke.word_classes import open_tagger
-
-    pytest.importorskip("spacy").blank("en").to_disk(tmp_path)
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        open_tagger(str(tmp_path))
 
 
 def test_words_have_the_classes_of_their_tokens_and_noun_phrases_are_the_longest(tagger):

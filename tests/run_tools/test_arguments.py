@@ -40,8 +40,6 @@ def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path):
 @pytest.mark.parametrize(
     "text, argv, fragment",
     [
-        ("", ["--names", "a", "--siez", "1"], "'--size'"),
-        ("", ["--names", "a", "--size", "many"], "'many'"),
         ("", ["--names", "a", "--kind", "three"], "'three'"),
         ("", ["--size", "1"], "--names"),
         ("", ["--names", "a", "--nam", "b"], "'--nam'"),  # no abbreviations
@@ -61,14 +59,14 @@ def test_help_shows_defaults_choices_and_configurations(tmp_path, capsys):
     write(tmp_path, "size: 1")
     assert print_help(["--help"], "lexperts train x", "What it does.", [Options], tmp_path)
     text = capsys.readouterr().out
-    for part in (
+    shown = (
         "What it does.",
         "lexperts train x [CONFIG] [OPTIONS]",
         "50% of the time (default: one)",
         "{one,two}",
         "own",
-    ):
-        assert part in text
+    )
+    assert all(part in text for part in shown)
     assert not print_help(["--names", "a"], "lexperts train x", "", [Options], tmp_path)
 
 
@@ -93,9 +91,5 @@ def test_the_keys_of_every_configuration_are_options(recipe, path):
 def needed(classes) -> list[str]:
     """Options that have no default and are not in configurations."""
     names = {name for cls in classes for name in cls.__dataclass_fields__}
-    given = {
-        "datasets": ["--datasets", "a=b"],
-        "train_files": ["--train-files", "a"],
-        "model_name_or_path": ["--model-name-or-path", "a"],
-    }
-    return [word for name in names & given.keys() for word in given[name]]
+    given = {"datasets": "a=b", "train_files": "a", "model_name_or_path": "a"}
+    return [word for name in names & given.keys() for word in (f"--{name.replace('_', '-')}", given[name])]

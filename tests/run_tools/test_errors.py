@@ -14,8 +14,6 @@ from run_tools.errors import UserError, one_line, print_error
         (UserError("a\x1b[31m"), "a\\x1b[31m"),
         (ValueError("two\n  lines"), "two lines"),
         (OSError(2, "No such file or directory", "x"), "No such file or directory: x."),
-        (RuntimeError("out of memory"), "out of memory"),
-        (RecursionError("deep"), "RecursionError: deep"),
         (KeyError("x"), "KeyError: 'x'"),
         (MemoryError(), "MemoryError"),
     ],

@@ -14,6 +14,7 @@ from decimal import Decimal
 from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -213,14 +214,11 @@ def test_a_source_that_changes_is_an_error(tmp_path):
 
 
 def test_columns_are_kept_and_no_result_replaces_one(tmp_path):
-    source = write_rows(
-        tmp_path / "in.jsonl", [{"id": "a", "text": "x", "year": 1, "error": "old"}, {"text": "y", "id": "b"}]
-    )
+    rows = [{"id": "a", "text": "x", "year": 1, "error": "old"}, {"text": "y", "id": "b"}]
+    source = write_rows(tmp_path / "in.jsonl", rows)
     run(source, tmp_path / "all.jsonl")
-    assert [list(row) for row in read_rows(tmp_path / "all.jsonl")] == [
-        ["id", "text", "year", "length", "words"],
-        ["text", "id", "length", "words"],
-    ]
+    names = [" ".join(row) for row in read_rows(tmp_path / "all.jsonl")]
+    assert names == ["id text year length words", "text id length words"]
     run(source, tmp_path / "kept.jsonl", keep=["year"])
     assert [(row["id"], row["year"]) for row in read_rows(tmp_path / "kept.jsonl")] == [("a", 1), ("b", None)]
     run(source, tmp_path / "numbered.jsonl", keep=[], id_column="none")
@@ -254,12 +252,7 @@ def test_tables_hold_the_rows_of_json_lines(tmp_path):
 
 
 def test_values_without_json_are_texts_and_null(tmp_path):
-    rows = {
-        "text": ["a", "b"],
-        "day": [date(2020, 1, 2), None],
-        "price": [Decimal("1.5"), None],
-        "x": [float("nan"), 1.0],
-    }
+    rows = {"text": ["a", "b"], "day": [date(2020, 1, 2), None], "price": [Decimal("1.5"), None], "x": [np.nan, 1.0]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "in.parquet")
     run(tmp_path / "in.parquet", tmp_path / "out.jsonl", process=lambda texts: [{"text2": "\ud800"}] * len(texts))
     first = read_rows(tmp_path / "out.jsonl")[0]

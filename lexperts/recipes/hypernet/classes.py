@@ -40,13 +40,6 @@ def load_texts(args: ClassificationDataArguments) -> tuple[Rows, list[str]]:
     return rows, names
 
 
-def tokenize_texts(rows: list[dict], args: ClassificationDataArguments, tokenizer) -> Dataset:
-    """Rows for the model."""
-    titles, texts = ([row.get(name) for row in rows] for name in (args.title_column, args.text_column))
-    labels = [row[args.label_column] for row in rows]
-    return Dataset.from_dict({**tokenize_pairs(titles, texts, tokenizer), "labels": labels})
-
-
 def accuracy(prediction) -> dict[str, float]:
     """For the Trainer's `compute_metrics`."""
     logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
@@ -58,7 +51,10 @@ def train(model_args: ModelArguments, data_args: ClassificationDataArguments, tr
     rows, names = load_texts(data_args)
     options = {"seed": training_args.seed, "id2label": dict(enumerate(names))}
     model, tokenizer = build_model(HypernetForSequenceClassification, model_args, data_args.max_length, **options)
-    data = {split: tokenize_texts(texts, data_args, tokenizer) for split, texts in rows.items()}
+    data, columns = {}, (data_args.title_column, data_args.text_column, data_args.label_column)
+    for split, own in rows.items():
+        titles, texts, labels = ([row.get(name) for row in own] for name in columns)
+        data[split] = Dataset.from_dict({**tokenize_pairs(titles, texts, tokenizer), "labels": labels})
     print(f"{len(names)} classes; " + ", ".join(f"{split}: {len(texts):,} texts" for split, texts in data.items()))
     keep_best(training_args, "accuracy")
     test = data.pop("test", None)
