@@ -24,6 +24,9 @@ def test_a_text_is_scored_at_its_last_real_token(policy, labels, prompts):
         expected = dense(ids, attention_mask=mask).logits
         assert expected.shape == (3, labels)
         assert_close(model(ids, attention_mask=mask).logits, expected, rtol=0, atol=1e-5)
+        order = mask.argsort(dim=1, stable=True)
+        left = model(ids.gather(1, order), attention_mask=mask.gather(1, order)).logits
+        assert_close(left, expected, rtol=0, atol=1e-5)
         by_embeds = model(inputs_embeds=model.get_input_embeddings()(ids), attention_mask=mask).logits
         assert_close(by_embeds, expected, rtol=0, atol=1e-5)
         assert not torch.allclose(model(ids[:, :5]).logits, expected, atol=1e-2)  # negative control

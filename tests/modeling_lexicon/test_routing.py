@@ -178,10 +178,9 @@ def test_weights_are_those_of_the_policy_in_float64(policy):
     found = module.decide_by_gate(x, prompt)
     assert_close(found.logits, logits, **exact)
     assert not torch.allclose(other, logits, atol=1e-2) and torch.equal(found.index, logits.argmax(-1))
-    if policy == "sequence_soft":
-        assert_close(found.weights, logits.softmax(-1), **exact)
-    else:
-        assert (found.weights == 1).all() and found.weights.requires_grad and found.weights.dtype == torch.float64
+    expected = logits.softmax(-1) if policy == "sequence_soft" else torch.ones(2).double()
+    assert_close(found.weights, expected, **exact)
+    assert found.weights.requires_grad
 
 
 def test_the_prompt_is_what_is_real_and_masked_and_never_empty():
