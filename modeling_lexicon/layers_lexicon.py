@@ -86,21 +86,17 @@ class RoutedModule(nn.Module):
         return y.unflatten(0, x.shape[:2]), index, None, logits
 
 
-def build_attention(config: LexiconConfig, layer: int) -> nn.Module:
-    """Llama's attention; with `qkv_bias` that of Qwen2, with `qk_norm` that of Qwen3."""
-    attention = (Qwen3Attention if config.qk_norm else LlamaAttention)(config, layer)
-    for name in ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ():
-        linear = getattr(attention, name)
-        setattr(attention, name, nn.Linear(linear.in_features, linear.out_features))
-    return attention
-
-
 class LexiconDecoderLayer(LlamaDecoderLayer):
     """A Llama layer with a routed MLP."""
 
     def __init__(self, config: LexiconConfig, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.self_attn, self.mlp = build_attention(config, layer_idx), RoutedModule(config, layer_idx)
+        # with `qkv_bias` the attention of Qwen2, with `qk_norm` that of Qwen3
+        self.self_attn = (Qwen3Attention if config.qk_norm else LlamaAttention)(config, layer_idx)
+        for name in LINEARS[:3] if config.qkv_bias else ():
+            linear = getattr(self.self_attn, name)
+            setattr(self.self_attn, name, nn.Linear(linear.in_features, linear.out_features))
+        self.mlp = RoutedModule(config, layer_idx)
 
     def __call__(self, hidden_states: torch.Tensor, routing: Routing, **kwargs) -> torch.Tensor:
         """hidden_states (B, T, d) -> (B, T, d).

@@ -27,7 +27,7 @@ from .cache_lexicon import CACHE, accepts_both_names, named_for_peft
 from .configuration_lexicon import LexiconConfig
 from .conversion_lexicon import fuse_expert_keys
 from .experts_lexicon import LexiconExperts
-from .generation_lexicon import embed, nearest_centroids
+from .generation_lexicon import load_embedder, nearest_centroids
 from .layers_lexicon import LexiconDecoderLayer, RoutedModelMixin, last_token_positions
 from .low_rank_lexicon import LowRankExperts
 from .routing_lexicon import (
@@ -352,12 +352,11 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
         """
         centroids = self.domain_centroids
         if centroids is None or not centroids.any():
-            raise ValueError(
-                "The model has no centroids. Set centroid_size and fill domain_centroids, or pass domain_ids."
-            )
+            raise ValueError("The model has no centroids. Pass domain_ids, or set centroid_size and domain_centroids.")
         if isinstance(texts, str):
             raise ValueError(f"assign_domains() needs a list of texts, got the string {texts[:40]!r}. Pass [text].")
-        ids, distances = nearest_centroids(embed(texts, embedder or self.config.embedder), centroids)
+        embed = load_embedder(embedder or self.config.embedder)
+        ids, distances = nearest_centroids(embed(list(texts)), centroids)
         return (ids, distances) if return_distances else ids
 
 

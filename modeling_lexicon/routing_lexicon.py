@@ -197,19 +197,11 @@ def make_routing(
                 "cache contains tokens but no routing decisions of this model. Pass the cache of its own whole prompt, or, with "
                 "a learned prefix, prompt_mask (batch, length)."
             )
-        if attention_mask is None and is_packed(position_ids):
-            raise ValueError(
-                f"routing_policy={policy!r} routes rows, and position_ids have several sequences in a row."
-            )
+        is_read = attention_mask is None and position_ids is not None and not torch.compiler.is_compiling()
+        if is_read and (position_ids.diff(dim=-1) < 0).any():  # they start again within a row
+            raise ValueError(f"routing_policy={policy!r} routes rows, and position_ids have several texts in a row.")
         prompt = resolve_prompt_mask(shape, attention_mask, prompt_mask, device)
     return Routing(policy, prompt, fixed_domain, cached, train_domain_gate)
-
-
-def is_packed(position_ids: torch.Tensor | None) -> bool:
-    """Whether positions (B, T) start again within a row."""
-    return (
-        position_ids is not None and not torch.compiler.is_compiling() and bool((position_ids.diff(dim=-1) < 0).any())
-    )
 
 
 def check_domains(domain_ids: torch.Tensor, batch: int, num_experts: int) -> RoutingDecision:

@@ -150,9 +150,7 @@ class MoeSummPreTrainedModel(LexpertsModelMixin, PreTrainedModel):
         """The name of an implementation of `DeputyExperts`, by default `"auto"`."""
         requested = "auto" if requested_experts is None else requested_experts
         if requested not in EXPERTS_IMPLEMENTATIONS:
-            raise ValueError(
-                f"experts_implementation={requested!r} is not one of {', '.join(EXPERTS_IMPLEMENTATIONS)}."
-            )
+            raise ValueError(f"experts_implementation={requested!r} is none of {', '.join(EXPERTS_IMPLEMENTATIONS)}.")
         return requested
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Module:

@@ -12,21 +12,15 @@ GATE_POSITIONS = ("deputy", "layer_output")
 MARGIN_MAIN = ("model", "last_layer")
 SUMMARY_PROMPT = "\n\nSummary:\n"
 DECODERS = ("llama", "mistral", "qwen2", "qwen3")  # by model_type
-BACKBONES = (
-    "BART or PEGASUS (MoeSummForConditionalGeneration), or a Llama, Mistral, Qwen2 or Qwen3 (MoeSummForCausalLM)"
-)
+BACKBONES = "BART or PEGASUS (MoeSummForConditionalGeneration), Llama, Mistral, Qwen2 or Qwen3 (MoeSummForCausalLM)"
 
 
 def backbone_field(name: str) -> property:
     """A field of the backbone's configuration that the outer one exposes under the same name."""
-
-    def get(config):
-        return getattr(config.text_config, name, None)
-
-    def put(config, value):
-        setattr(config.text_config, name, value)
-
-    return property(get, put, doc=f"The backbone's `{name}`.")
+    return property(
+        lambda config: getattr(config.text_config, name, None),
+        lambda config, value: setattr(config.text_config, name, value),
+    )
 
 
 @strict

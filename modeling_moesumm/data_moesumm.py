@@ -101,9 +101,7 @@ class DataCollatorForMoeSumm:
         """The token ids of a column, with those around them at most as many as there is room in each row."""
         for index, row in enumerate(rows):
             if not isinstance(text := row.get(column), str) or not text.strip():
-                raise ValueError(
-                    f"Row {index} of the batch has no text in {column!r} ({text!r:.60}), of columns {[*row]}."
-                )
+                raise ValueError(f"Row {index} of the batch has no text in {column!r} ({text!r:.60}) of {[*row]}.")
         kind, kept = {"document": "documents", "summary": "summaries"}[column], []
         tokens = tokenize(self.tokenizer, [row[column].strip() for row in rows])
         for index, (ids, room) in enumerate(zip(tokens, rooms, strict=True)):

@@ -158,9 +158,8 @@ class DeputyFeedForward(nn.Module):
         gate, index = self.route(x, ids)
         routing.record(layer_idx, gate, index, A.shape[:2])
         factor = None
-        if (
-            self.config.gate_position == "layer_output"
-        ):  # rows without a dataset, whose gate is 0, use the main expert only
+        if self.config.gate_position == "layer_output":
+            # rows without a dataset, whose gate is 0, use the main expert only
             used = torch.ones_like(gate) if ids is None else (ids >= 0).to(gate.dtype)[:, None].expand_as(gate)
             gate, factor = used, torch.where(used > 0, gate, 1)[..., None].to(X.dtype)
         output = self.experts(x.flatten(0, 1), index.flatten(), gate.flatten(), self.config._experts_implementation)

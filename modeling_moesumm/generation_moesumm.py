@@ -29,10 +29,8 @@ logger = logging.get_logger(__name__)
 
 DEFAULT_LENGTH = 256  # unless the call or the model's generation_config has another
 DEFAULT_BEAMS = 4
-FEW_TOKENS, MANY_TOKENS = (
-    10,
-    1.9,
-)  # of a text, and per word: English texts have 1.1 to 1.8 by English tokenizers, others more
+# of a text, and per word: English texts have 1.1 to 1.8 by English tokenizers, others more
+FEW_TOKENS, MANY_TOKENS = 10, 1.9
 MIN_LENGTH = 8  # of the summary of a window, whatever the number of windows
 LENGTHS = ("max_length", "min_length", "max_new_tokens", "min_new_tokens")
 UNSAMPLED = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}  # chat models have other values
@@ -82,14 +80,7 @@ class Summarizer:
     Raises a `ValueError` for lengths beyond the decoder's positions, and for invalid options.
     """
 
-    def __init__(
-        self,
-        model,
-        tokenizer,
-        on_long: str = "window",
-        batch_size: int = 8,
-        **generate_kwargs,
-    ):
+    def __init__(self, model, tokenizer, on_long: str = "window", batch_size: int = 8, **generate_kwargs):
         check_on_long(on_long, ("window", "error", "truncate"))
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size} must be at least 1.")
@@ -106,9 +97,7 @@ class Summarizer:
             options = {name: value for name, value in changed.items() if name not in lengths} | options
         for name, value in {"num_return_sequences": 1, "return_dict_in_generate": False, "dataset_ids": None}.items():
             if (given := options.pop(name, value)) is not value and given is not None:
-                raise ValueError(
-                    f"{name}={given} is not supported: one summary per text. Call model.generate() for it."
-                )
+                raise ValueError(f"{name}={given} is not supported: one summary per text. Call model.generate().")
         self.min_length, self.max_length = self.resolve_lengths(options)
         self.window_size = room - self.max_length + 1 if self.is_decoder else room
         options = {"do_sample": not options.keys().isdisjoint(UNSAMPLED)} | options
@@ -140,9 +129,7 @@ class Summarizer:
             most = self.positions // 2 if self.is_decoder else self.positions
             longest = min(length_of(defaults, "max") or DEFAULT_LENGTH, most)
             if longest < 2:
-                raise ValueError(
-                    f"The tokenizer's model_max_length={self.tokenizer.model_max_length} leaves no room for a text."
-                )
+                raise ValueError(f"model_max_length={self.tokenizer.model_max_length} leaves no room for a text.")
         if shortest is None:
             shortest = min(length_of(defaults, "min") or 0, longest)
         if shortest > longest:
@@ -163,9 +150,8 @@ class Summarizer:
                 i for i, size in enumerate(sizes)
                 if len(windows[i]) > 1 and size + self.num_target_special > self.max_length
             ]  # fmt: skip
-            joined = self.truncate(
-                tokenize(self.tokenizer, [summaries[i] for i in long]), "joined summaries of windows"
-            )
+            joined = tokenize(self.tokenizer, [summaries[i] for i in long])
+            joined = self.truncate(joined, "joined summaries of windows")
             shorter = self.summarize_windows([[ids] for ids in joined], [names[i] for i in long])
             for i, summary in zip(long, shorter, strict=True):
                 summaries[i] = summary
@@ -280,9 +266,7 @@ class Summarizer:
         names = [dataset] * number if dataset is None or isinstance(dataset, str) else list(dataset)
         datasets = getattr(self.model.config, "datasets", None)
         if datasets is None and any(name is not None for name in names):
-            raise ValueError(
-                f"dataset={dataset!r:.60} was given, but a {self.model.config.model_type!r} model has no datasets."
-            )
+            raise ValueError(f"dataset={dataset!r:.60}: a {self.model.config.model_type!r} model has no datasets.")
         dataset_names_to_ids(datasets or [], names, number)
         return names
 

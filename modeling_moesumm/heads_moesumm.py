@@ -49,14 +49,7 @@ class LanguageModelMixin:
         self.backbone.set_output_embeddings(value)
 
     def _language_model(
-        self,
-        inputs: dict,
-        cached: dict,
-        routing_options: dict,
-        labels,
-        num_items_in_batch,
-        kwargs: dict,
-        kept=slice(None),
+        self, inputs: dict, cached: dict, routing_options: dict, labels, num_items_in_batch, kwargs, kept=slice(None)
     ) -> ModelOutput:
         """The output of `forward`. Of the backbone's arguments `inputs` are doubled for a margin, `cached` are not; `kept` are the
         positions to score.
@@ -187,7 +180,5 @@ class LanguageModelMixin:
 def next_tokens(labels: torch.Tensor, K: int) -> torch.Tensor:
     """The label of the next position for each of K positions, both `(B, K)`, -100 at the last."""
     if labels.shape[1] != K:
-        raise ValueError(
-            f"labels has {labels.shape[1]} positions, and {K} are scored. Pass the labels of the scored positions."
-        )
+        raise ValueError(f"labels has {labels.shape[1]} positions, and {K} are scored. Pass the labels of these.")
     return F.pad(labels[:, 1:], (0, 1), value=-100)

@@ -116,9 +116,7 @@ def resolve_datasets(config, dataset, dataset_ids, batch: int) -> torch.Tensor |
         return None
     ids = torch.as_tensor(dataset_ids)
     if tuple(ids.shape) != (batch,) or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(
-            f"dataset_ids has shape {tuple(ids.shape)} and dtype {ids.dtype}. Pass an integer for each of {batch} rows."
-        )
+        raise ValueError(f"dataset_ids has shape {tuple(ids.shape)} and dtype {ids.dtype}. Pass {batch} integers.")
     return ids.long()
 
 

@@ -30,9 +30,6 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(p, b[name]) for name, p in a.items())
 
 
-# --- configuration ---
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -64,9 +61,8 @@ def test_defaults_are_top_two_of_four_and_a_configuration_survives_saving(tmp_pa
     assert (config.num_local_experts, config.num_experts_per_tok, config.routing_policy) == (4, 2, "token")
     assert config.num_experts == 4 and LexiconConfig(num_experts=8).num_local_experts == 8
     assert config.router_aux_loss_coef == 0 and not config.output_router_logits and not config.domain_gate
-    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     own = {"num_local_experts": 3, "routing_policy": "domain", "expert_names": ["a", "b", "c"], "embedder": "some/one"}
-    config = LexiconConfig(**SIZES, **own, rope_parameters=rope | {"original_max_position_embeddings": 32})
+    config = LexiconConfig(**SIZES, **own)
     kept = config.to_dict()
     config.save_pretrained(tmp_path)
     again = AutoConfig.from_pretrained(tmp_path)
@@ -76,17 +72,13 @@ def test_defaults_are_top_two_of_four_and_a_configuration_survives_saving(tmp_pa
         LexiconConfig.from_pretrained(tmp_path)
 
 
-# --- weights ---
-
-
-@pytest.mark.parametrize("shards, dtype", [(None, torch.float32), ("20KB", torch.bfloat16)])
-def test_saved_and_loaded_every_tensor_is_the_same_bit_for_bit(shards, dtype, tmp_path):
-    model = tiny_lexicon(expert_names=["a", "b", "c", "d"], qkv_bias=True, qk_norm=True).to(dtype)
-    model.save_pretrained(tmp_path, **({"max_shard_size": shards} if shards else {}))
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1 or not shards
-    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
+def test_saved_and_loaded_every_tensor_is_the_same_bit_for_bit(tmp_path):
+    model = tiny_lexicon(qkv_bias=True, qk_norm=True).bfloat16()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert type(again) is LexiconForCausalLM and same(again, model)
-    assert not same(again, tiny_lexicon(seed=1, qkv_bias=True, qk_norm=True).to(dtype))  # negative control
+    assert not same(again, tiny_lexicon(seed=1, qkv_bias=True, qk_norm=True).bfloat16())  # negative control
     again.save_pretrained(tmp_path / "twice")
     first, second = tensors(tmp_path), tensors(tmp_path / "twice")
     assert first.keys() == second.keys() and all(torch.equal(p, second[name]) for name, p in first.items())
@@ -159,15 +151,14 @@ def test_another_policy_is_chosen_when_loading(policy, tmp_path, prompts):
 
 
 @pytest.mark.parametrize("rank", [None, 8])
-def test_state_dicts_of_both_layouts_load_and_lacks_are_named(rank, tmp_path):
+def test_a_state_dict_as_on_disk_loads_and_lacks_are_named(rank, tmp_path):
     model, lacking = tiny_lexicon(expert_rank=rank), f"experts.2.w2{'.A' if rank else ''}.weight"
     name = f"mlp.experts.{'down_a' if rank else 'down_proj'}"
     model.save_pretrained(tmp_path)
     on_disk = tensors(tmp_path)
-    for layout in (on_disk, model.state_dict()):
-        other = tiny_lexicon(seed=1, expert_rank=rank)
-        other.load_state_dict(layout)
-        assert same(other, model)
+    other = tiny_lexicon(seed=1, expert_rank=rank)
+    other.load_state_dict(on_disk)
+    assert same(other, model)
     part = {key: p for key, p in on_disk.items() if lacking not in key}
     assert len(part) == len(on_disk) - 2
     with pytest.raises(RuntimeError, match=rf"Missing key.*{name}"):
@@ -177,18 +168,12 @@ def test_state_dicts_of_both_layouts_load_and_lacks_are_named(rank, tmp_path):
     other.load_state_dict(part, strict=False)
     found = other.get_parameter(f"model.layers.0.{name}")
     assert torch.equal(found[[0, 1, 3]], given[[0, 1, 3]]) and torch.equal(found[2], own[2])
-    for layout, complete in ((on_disk, True), (part, False)):  # assigned to a model without weights
-        with torch.device("meta"):
-            empty = type(model)(model.config)
-        if complete:
-            empty.load_state_dict(layout, assign=True)
-            assert same(empty, model)
-        else:
-            with pytest.raises(RuntimeError, match="Missing key"):
-                empty.load_state_dict(layout, assign=True)
-
-
-# --- the Trainer ---
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        empty.load_state_dict(part, assign=True)
+    empty.load_state_dict(on_disk, assign=True)
+    assert same(empty, model)
 
 
 def test_a_run_takes_up_the_best_of_its_checkpoints_in_several_files(tmp_path):
@@ -205,15 +190,3 @@ def test_a_run_takes_up_the_best_of_its_checkpoints_in_several_files(tmp_path):
     assert best.endswith("checkpoint-2") and len(list((tmp_path / "checkpoint-2").glob("model-*.safetensors"))) > 2
     assert same(LexiconForCausalLM.from_pretrained(best), model)
     assert not same(LexiconForCausalLM.from_pretrained(tmp_path / "checkpoint-4"), model)
-
-
-@pytest.mark.xfail(strict=True, reason="transformers 5.24: take the warning out of docs/merging.md once it passes")
-def test_a_stock_mixtral_resumes_with_its_experts(tmp_path):
-    torch.manual_seed(0)
-    rows, found = trainable_lexicon("token", None).rows, []
-    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 3}
-    for resume in (None, str(tmp_path / "checkpoint-2")):
-        model = MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=E))
-        make_trainer(model, rows, tmp_path, **options).train(resume_from_checkpoint=resume)
-        found.append(model)
-    assert same(*found)

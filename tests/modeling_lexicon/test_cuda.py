@@ -13,13 +13,12 @@ def test_losses_and_gradients_are_the_cpus(policy, rank, batch, same_on_cuda):
 
 
 @each_policy
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_same_text_is_written(policy, dtype, prompts, same_on_cuda):
-    written = {}
+def test_the_same_text_is_written(policy, prompts, same_on_cuda):
+    written = []
     for device in ("cpu", "cuda"):
-        model = tiny_lexicon(policy=policy).to(device, dtype)
-        given = {name: x[:2, :4].to(device) for name, x in prompts.items()}
-        written[device] = model.generate(**given, do_sample=False, max_new_tokens=6, min_new_tokens=6).cpu()
-    assert written["cpu"].shape == written["cuda"].shape
-    if dtype == torch.float32:
-        assert torch.equal(written["cpu"], written["cuda"])
+        model, given = (
+            tiny_lexicon(policy=policy).to(device),
+            {name: x[:2, :4].to(device) for name, x in prompts.items()},
+        )
+        written.append(model.generate(**given, do_sample=False, max_new_tokens=6, min_new_tokens=6).cpu())
+    assert torch.equal(*written)

@@ -1,6 +1,5 @@
 """Experts of low rank: equal to the same experts in full, in values and gradients, saved and opened."""
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -56,10 +55,8 @@ def test_saved_by_the_names_of_the_factors_and_opened_again(prompts, tmp_path):
     assert torch.equal(opened(**prompts).logits, model(**prompts).logits)
 
 
-def test_what_a_checkpoint_lacks_is_drawn_and_nothing_is_loaded_without_a_device(tmp_path):
+def test_what_a_checkpoint_lacks_is_drawn(tmp_path):
     model = low_rank()
     model.save_pretrained(tmp_path, state_dict={"model.norm.weight": model.model.norm.weight})
     for name, p in LexiconForCausalLM.from_pretrained(tmp_path).named_parameters():
         assert "norm" in name or 0.15 < p.std() < 0.25, name
-    with torch.device("meta"), pytest.raises(RuntimeError, match="meta"):  # transformers' own
-        LexiconForCausalLM.from_pretrained(tmp_path)

@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForSequenceClassification, PreTrainedTokenizerFast, TextStreamer, pipeline
+from transformers import LlamaConfig, LlamaForSequenceClassification, TextStreamer, pipeline
 
 from modeling_lexicon import format_prompt, generation_lexicon
 from modeling_lexicon.generation_lexicon import DefinitionGenerator, StopInCircles, distinct_definitions
+from tests.tools import train_tokenizer
 
 from .conftest import tiny_dense, tiny_lexicon
 
@@ -23,13 +23,7 @@ LETTERS = 256
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Bytes, and three special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(["<s>", "</s>", "<pad>", *alphabet])}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>", "<pad>"])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    return train_tokenizer([], LETTERS + 3)  # bytes, and three special tokens
 
 
 SIZES = {
@@ -89,7 +83,6 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_texts_are_those_of_generate_and_scores_those_of_their_tokens_by_the_models_own_logits(way, tokenizer):
-    """Recomputed from the tokens by one pass over each row."""
     dense = tiny_dense(**SIZES)
     dense.lm_head.weight.data[1] *= 4  # rows end, at different lengths
     generator = DefinitionGenerator(dense, tokenizer, max_new_tokens=8, **WAYS[way])
@@ -143,17 +136,13 @@ def test_a_term_does_not_define_itself_and_a_temperature_asks_for_samples(dense,
     assert generator(ROWS[:1])[0]["definition"] == ""
 
 
-def test_definitions_differ_and_an_empty_one_is_the_last_resort(define):
+def test_definitions_differ_and_an_empty_one_is_the_last_resort():
     def samples(*pairs):
         return [{"definition": text, "score": score} for text, score in pairs]
 
     found = distinct_definitions(samples(("a", 0.1), ("b", 0.3), ("a", 0.4), ("", 0.9), ("b", 0.3)))
     assert found == samples(("a", 0.4), ("b", 0.3))
     assert distinct_definitions(samples(("", 0.2), ("", 0.5))) == samples(("", 0.5))
-    torch.manual_seed(0)
-    several = define(ROWS[0], best_of=8, num_definitions=8, temperature=0.05)  # nearly the same eight times
-    texts = [one["definition"] for one in several]
-    assert 1 <= len(texts) < 8 and len(set(texts)) == len(texts)
 
 
 def test_a_reward_model_chooses_by_prompt_and_definition(define, dense, tokenizer, tmp_path):
@@ -209,12 +198,7 @@ def test_centroids_choose_the_expert_and_the_answer_says_so(routed, tokenizer):
     assert [one["definition"] for one in several] == 2 * [one["definition"] for one in given]
     assert define(ROWS, domain_ids=np.int64(0)) == other and define(ROWS, domain_ids=np.array([1, 0, 0])) == given
     assert list(define(iter(ROWS), domain_ids=[1, 0, 0, 0])) == given  # how many there are is not known in advance
-    for rows, count, ids in (
-        (ROWS, 3, [0, 1]),
-        (iter(ROWS), 3, [0, 1]),
-        (ROWS[:2], 2, [1, 0, 0]),
-        (ROWS[0], 1, [1, 0]),
-    ):
+    for rows, count, ids in ((ROWS, 3, [0, 1]), (iter(ROWS), 3, [0, 1]), (ROWS[:2], 2, [1, 0, 0])):
         with pytest.raises(ValueError, match=f"domain_ids has {len(ids)} values for {count} rows"):
             list(define(rows, domain_ids=ids))
 
@@ -246,7 +230,6 @@ def test_a_context_without_room_is_cut_around_its_term_and_a_warning_says_so(
     "given, options, kind, message",
     [
         ("bank", {}, TypeError, r"got 'bank' \(str\)"),
-        (3, {}, TypeError, r"got 3 \(int\)"),
         ([ROWS[0], {"term": "a"}], {}, TypeError, "Row 1 is {'term': 'a'}. Pass"),
         ({"term": "", "context": "a"}, {}, TypeError, "Row 0 is"),
         (ROWS, {"best_of": 0}, ValueError, "best_of=0"),

@@ -95,17 +95,13 @@ def test_rows_equal_the_loop_with_all_gradients(soft, implementation, rank, shap
     fast = value_and_gradients(experts, lambda x, w: experts(x, RoutingDecision(index, w)), x, weights)
     assert_same(fast, value_and_gradients(experts, loop, x, weights))
     if not soft:  # the formulation for torch.compile
-        assert_close(
-            experts._batched_rows(x, index), fast[0], rtol=1e-4, atol=1e-5 * max(1, fast[0].abs().max().item())
-        )
+        assert_same([experts._batched_rows(x, index)], [fast[0]])
     if num_experts > 1:
         other = RoutingDecision((index + 1) % num_experts, weights.roll(1, 1) if soft else weights)
         assert not torch.allclose(fast[0], experts(x, other), atol=1e-5)
 
 
 class Operations(TorchDispatchMode):
-    """The names of torch's operations that run."""
-
     def __init__(self):
         super().__init__()
         self.names = set()
@@ -145,9 +141,6 @@ def test_only_experts_that_some_row_chose_run_and_each_row_once(rank, monkeypatc
     assert ran == [5]
 
 
-# --- gates ----------------------------------------------------------------------------------------------------------
-
-
 def test_one_expert_a_token_weighs_exactly_one_with_the_gradient_of_the_full_softmax():
     logits = torch.randn(50, 6, requires_grad=True)
     weights, index = top_k_routing(logits, 1)
@@ -185,10 +178,9 @@ def test_weights_are_those_of_the_policy_in_float64(policy):
     found = module.decide_by_gate(x, prompt)
     assert_close(found.logits, logits, **exact)
     assert not torch.allclose(other, logits, atol=1e-2) and torch.equal(found.index, logits.argmax(-1))
-    if policy == "sequence_soft":
-        assert_close(found.weights, logits.softmax(-1), **exact)
-    else:
-        assert (found.weights == 1).all() and found.weights.requires_grad and found.weights.dtype == torch.float64
+    expected = logits.softmax(-1) if policy == "sequence_soft" else torch.ones(2).double()
+    assert_close(found.weights, expected, **exact)
+    assert found.weights.requires_grad
 
 
 def test_the_prompt_is_what_is_real_and_masked_and_never_empty():
@@ -199,9 +191,6 @@ def test_the_prompt_is_what_is_real_and_masked_and_never_empty():
     # row 1 has no real token in its mask, row 2 no token at all: their first real one
     assert prompt.int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
     assert resolve_prompt_mask((3, 4), None, None, "cpu").all()
-
-
-# --- load balance ---------------------------------------------------------------------------------------------------
 
 
 def balance(logits, policy="token", k=2, mask=None):

@@ -13,19 +13,13 @@ from modeling_lexicon.terms_lexicon import find_term, may_occur, truncate_contex
     [
         ("primary", "Closed primaries, then a primary.", "primary"),  # the word itself first
         ("closed primary", "They hold closed primaries.", "closed primaries"),
-        ("to prune", "Prune the roses.", "Prune"),
         ("advance", "We are advancing.", "advancing"),
-        ("day", "In other days", "days"),
         ("primary election", "Two primary elections", "primary elections"),
         ("stop", "It stopped.", "stopped"),
-        ("car", "They care", None),
         ("care", "A car", None),
         ("cat", "A catalogue of dogs", None),
-        ("prune", "A prudent man", None),
         ("to", "nowhere at all", None),
-        ("art", "The party started late.", None),
         ("ice-cream", "Two ice creams", "ice creams"),
-        ("ice cream", "an ice-cream", "ice-cream"),
         ("C++", "Neither C nor C++.", "C++"),
         ("Acme, Inc.", "That is “Acme Inc”", "Acme Inc"),
         ("*rose*", "Two ‘roses’ —", "roses"),
@@ -38,14 +32,9 @@ def test_a_term_is_found_in_its_context_in_another_form(term, context, found):
     assert (place and context[slice(*place)]) == found
 
 
-IRREGULAR = [
-    ("mouse", "The mice ate.", "mice"),
-    ("go", "They went.", "went"),
-    ("break the ice", "He broke the ice!", "broke the ice"),
-]
-
-
-@pytest.mark.parametrize("term, context, found", IRREGULAR)
+@pytest.mark.parametrize(
+    "term, context, found", [("go", "They went.", "went"), ("break the ice", "He broke the ice!", "broke the ice")]
+)
 def test_irregular_forms_are_found_by_a_lemmatizer_and_possible_without_one(term, context, found, monkeypatch):
     monkeypatch.setattr(terms_lexicon, "find_lemmas", lambda: None)
     assert find_term(term, context) is None

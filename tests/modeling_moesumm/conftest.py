@@ -7,6 +7,7 @@ import torch
 import transformers
 
 from modeling_moesumm import MoeSummConfig, MoeSummForCausalLM, MoeSummForConditionalGeneration
+from modeling_moesumm.prompts_moesumm import pad_rows
 
 # the names of the classes in transformers, and own options
 BACKBONES = {
@@ -95,15 +96,9 @@ def for_backbone(batch, backbone, side="right"):
     summaries = [[y for y in row if y != -100] for row in batch.get("labels", torch.empty(4, 0)).tolist()]
     rows = [text + summary for text, summary in zip(texts, summaries, strict=True)]
     targets = [[-100] * len(text) + summary for text, summary in zip(texts, summaries, strict=True)]
-
-    def pad(values, filler):
-        fillers = [[filler] * (max(map(len, rows)) - len(row)) for row in values]
-        pairs = zip(values, fillers, strict=True)
-        return torch.tensor([row + more if side == "right" else more + row for row, more in pairs])
-
-    joined = {"input_ids": pad(rows, 1), "attention_mask": pad([[1] * len(row) for row in rows], 0)}
-    labels = {"labels": pad(targets, -100)} if "labels" in batch else {}
-    return joined | labels | {"dataset_ids": batch["dataset_ids"]}
+    joined = {"input_ids": pad_rows(rows, 1, side), "dataset_ids": batch["dataset_ids"]}
+    joined["attention_mask"] = pad_rows([[1] * len(row) for row in rows], 0, side)
+    return joined | ({"labels": pad_rows(targets, -100, side)} if "labels" in batch else {})
 
 
 @pytest.fixture(scope="session")

@@ -81,9 +81,6 @@ def test_rows_that_are_too_long_are_refused_or_cut_and_counted(tokenizer, model,
     assert model(**batch).loss.isfinite()
 
 
-# --- the sampler ---
-
-
 def shares(names, *options, **more):
     return dict(Counter(names[index] for index in TemperatureSampler(names, *options, **more)))
 

@@ -9,15 +9,8 @@ from torch.testing import assert_close
 
 from modeling_moesumm.layers_moesumm import LAYER_CLASSES
 from modeling_moesumm.routing_moesumm import RoutingContext
-from tests.modeling_moesumm.conftest import (
-    BACKBONES,
-    DECODERS,
-    each_backbone,
-    gradients,
-    one_of_each,
-    tiny_backbone,
-    tiny_moesumm,
-)
+
+from .conftest import BACKBONES, DECODERS, each_backbone, gradients, one_of_each, tiny_backbone, tiny_moesumm
 
 PARTS = [*((name, part) for name in BACKBONES for part in ("encoder", "decoder")), *((name, "") for name in DECODERS)]
 each_half = pytest.mark.parametrize("part", ["encoder", "decoder"])

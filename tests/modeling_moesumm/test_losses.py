@@ -7,16 +7,7 @@ from torch.func import functional_call
 from torch.testing import assert_close
 from transformers.trainer_pt_utils import LabelSmoother
 
-from tests.modeling_moesumm.conftest import (
-    BACKBONES,
-    DECODERS,
-    V,
-    for_backbone,
-    gradients,
-    one_of_each,
-    tiny_moesumm,
-    without,
-)
+from .conftest import BACKBONES, DECODERS, V, for_backbone, gradients, one_of_each, tiny_moesumm, without
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`gradient_checkpointing_enable`", "ignore:No dataset was given in training"
@@ -133,19 +124,15 @@ def test_the_last_positions_alone_give_the_same_losses_and_gradients(margin_main
     assert_close(found[0], found[1])
 
 
-# --- gradients ---
-
-
 @one_of_each
 @pytest.mark.parametrize("options", [{}, {"dataset_aware": False}, {"main_expert": False}, {"margin_loss_coef": 0}])
-def test_every_trainable_parameter_gets_a_gradient_whatever_the_datasets(backbone, options, batch):
+@pytest.mark.parametrize("number", [0, -1])
+def test_every_trainable_parameter_gets_a_gradient_whatever_the_datasets(backbone, options, number, batch):
     model, batch = tiny_moesumm(backbone, **options).train(), for_backbone(batch, backbone)
-    for ids in (torch.zeros(4, dtype=torch.long), torch.full((4,), -1)):
-        model.zero_grad()
-        model(**{**batch, "dataset_ids": ids}).loss.backward()
-        assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-        contributed = any(g.abs().max() > 0 for name, g in gradients(model).items() if "selectors" in name)
-        assert contributed == (bool((ids >= 0).any()) or not model.config.main_expert)
+    model(**{**batch, "dataset_ids": torch.full((4,), number)}).loss.backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    contributed = any(g.abs().max() > 0 for name, g in gradients(model).items() if "selectors" in name)
+    assert contributed == (number == 0 or not model.config.main_expert)
 
 
 @one_of_each
@@ -168,19 +155,17 @@ def test_deputies_alone_get_the_gradients_that_they_get_with_the_main_expert(ree
     assert_close(found[0], found[1])
 
 
-@pytest.mark.parametrize(
-    "backbone, margin_main, how", [("bart", "model", "call"), ("llama", "model", "config"), ("bart", "last_layer", "call")]
-)  # fmt: skip
-def test_states_that_are_returned_keep_their_gradients(backbone, margin_main, how, batch):
+@pytest.mark.parametrize("backbone, margin_main", [("bart", "model"), ("llama", "model"), ("bart", "last_layer")])
+def test_states_that_are_returned_keep_their_gradients(backbone, margin_main, batch):
     model, batch = surer(tiny_moesumm(backbone, margin_main=margin_main)).double(), for_backbone(batch, backbone)
     model.set_attn_implementation("eager")
-    requested, expected = {"output_hidden_states": True, "output_attentions": True}, model(**batch)
+    expected = model(**batch)
     expected.loss.backward()
     wanted = gradients(model)
     model.zero_grad()
-    for name in requested if how == "config" else ():
+    for name in ("output_hidden_states", "output_attentions"):  # as options of the call, which other tests pass
         setattr(model.config.text_config, name, True)
-    output = model(**batch, **(requested if how == "call" else {}))
+    output = model(**batch)
     assert_close(output.loss, expected.loss)
     states = [x for name in output if name.endswith(("hidden_states", "attentions")) for x in output[name]]
     for x in states:

@@ -7,6 +7,7 @@ last layer are silent, so that both `margin_main` must.
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,7 @@ DEPUTIES = {"up": "experts.up_proj", "up_bias": "experts.up_bias", "down": "expe
 DEPUTIES |= {"selectors": "selectors.weight"}
 
 
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
+tensor = partial(torch.tensor, dtype=torch.float64)
 
 
 def name_of(weight: str) -> str:
@@ -73,11 +73,8 @@ def inputs_of(case):
 @pytest.mark.parametrize("name", ["one_deputy", "routed", "margin"])
 def test_a_model_gives_the_authors_numbers(name, margin_main, gate_position):
     case = CASES[name]
-    model, inputs, expected = (
-        model_of(case, margin_main=margin_main, gate_position=gate_position),
-        inputs_of(case),
-        case["expected"],
-    )
+    model = model_of(case, margin_main=margin_main, gate_position=gate_position)
+    inputs, expected = inputs_of(case), case["expected"]
     output = model(**inputs, output_router_indices=True)
     assert_close(output.encoder_last_hidden_state, tensor(expected["encoder_last_hidden_state"]), **CLOSE)
     assert_close(output.logits, tensor(expected["logits"]), **CLOSE)
@@ -105,17 +102,17 @@ def test_a_model_gives_the_authors_numbers(name, margin_main, gate_position):
 
 def test_the_first_layers_choice_is_the_authors():
     case = CASES["choice"]
-    sizes = case["sizes"]
-    model = model_of(case)
-    inputs = inputs_of(case)
-    inputs["decoder_input_ids"] = torch.full((sizes["B"], 1), 2)
+    model, inputs = model_of(case), inputs_of(case)
+    inputs["decoder_input_ids"] = torch.full((case["sizes"]["B"], 1), 2)
     output, expected = model(**inputs, output_router_indices=True), case["expected"]
     real = inputs["attention_mask"].bool()
     found, wanted = output.encoder_expert_indices[0], torch.tensor(expected["encoder_deputies_first_layer"])
     assert torch.equal(found[real], wanted[real])
     gates = tensor(expected["encoder_gates_first_layer"])
     assert_close(output.encoder_expert_weights[0].double()[real], gates[real], rtol=1e-6, atol=1e-6)
-    other = model(**{**inputs, "dataset_ids": (inputs["dataset_ids"] + 1) % sizes["E"]}, output_router_indices=True)
+    other = model(
+        **{**inputs, "dataset_ids": (inputs["dataset_ids"] + 1) % case["sizes"]["E"]}, output_router_indices=True
+    )
     assert not torch.equal(other.encoder_expert_indices[0][real], wanted[real])  # negative control
 
 

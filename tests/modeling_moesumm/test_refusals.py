@@ -7,7 +7,6 @@ from transformers import BertConfig, DynamicCache, Gemma2Config, T5Config, T5For
 from modeling_moesumm import (
     DataCollatorForMoeSumm,
     MoeSummConfig,
-    MoeSummForCausalLM,
     MoeSummForConditionalGeneration,
     TemperatureSampler,
 )
@@ -16,8 +15,6 @@ from tests.modeling_moesumm.summaries import small_tokenizer, writing_moesumm
 
 ROW = {"document": "The river.", "summary": "River."}
 ONES = torch.ones(4, 9).long()
-
-
 TEXTS = {"input_ids": 5 * ONES, "attention_mask": ONES}
 
 
@@ -57,7 +54,6 @@ TABLE = [
     (config, {"margin_loss_coef": -1.0}, "margin_loss_coef=-1.0"),
     (config, {"datasets": []}, r"datasets=\[\]"),
     (config, {"datasets": ["news", "news"]}, r"datasets=\['news', 'news'\]"),
-    (config, {"datasets": ["news", " "]}, r"datasets=\['news', ' '\]"),
     (config, {"text_config": BertConfig()}, "'bert'"),
     (config, {"text_config": Gemma2Config()}, "'gemma2'.*Llama, Mistral, Qwen2 or Qwen3"),
     (config, {"gate_position": "ffn_output"}, "gate_position='ffn_output'"),
@@ -65,7 +61,6 @@ TABLE = [
     (config, {"label_smoothing": 1}, "label_smoothing=1"),
     (config, {"main_expert": False, "dataset_aware": True}, "dataset_aware=True"),
     (config, {"main_expert": False, "margin_loss_coef": 1.0}, "margin_loss_coef=1.0"),
-    (config, {"main_expert": False, "deputy_intermediate_size": 8}, "deputy_intermediate_size=8"),
     (config, {"text_config": backbone_config().to_dict() | {"model_type": "marian", "pad_token_id": 1}}, "MarianDecoderLayer"),
     (config, {"text_config": backbone_config().to_dict() | {"activation_function": "sigmoid"}}, "Sigmoid.*gelu, relu or silu"),
     (forward, {"dataset": "newz"}, "dataset='newz'.*'news', 'letters', 'papers'"),
@@ -73,7 +68,6 @@ TABLE = [
     (forward, {"dataset_ids": torch.tensor([0, 1, 2, 3])}, "dataset_ids contains 3"),
     (forward, {"dataset_ids": torch.tensor([0, 1, -2, 0])}, "dataset_ids contains -2"),
     (forward, {"dataset_ids": torch.tensor([0, 1])}, r"dataset_ids .*\(2,\)"),
-    (forward, {"dataset_ids": torch.rand(4)}, "dataset_ids .*float32"),
     (forward, {"dataset": "news", "dataset_ids": torch.zeros(4).long()}, "dataset='news' and dataset_ids"),
     (forward, {"main_expert": False, "main_expert_only": True}, "main_expert_only=True"),
     (forward, {"labels": torch.full((4, 41), 5)}, "summaries have 41 tokens, more than 40"),
@@ -92,19 +86,15 @@ TABLE = [
     (change_datasets, ["remove_dataset", ["news"], ["letters"], ["papers"]], "dataset='papers'"),
     (run, {"max_new_tokens": 40}, "max_length=41 .* 40"),
     (run, {"max_length": 0.2}, "max_length=0.2"),
-    (run, {"min_length": -1}, "min_length=-1"),
     (run, {"default": 9, "min_length": 30}, "min_length=30 exceeds max_length=9"),
     (run, {"on_long": "cut"}, "on_long='cut'"),
     (run, {"batch_size": 0}, "batch_size=0"),
-    (run, {"num_return_sequences": 2, "num_beams": 2}, "num_return_sequences=2"),
     (run, {"num_beems": 2}, "num_beems"),
     (run, {"inputs": ("River.", "  \n\t ")}, "Text 1 is empty"),
-    (run, {"dataset": "radio"}, "dataset='radio'"),
     (run, {"dataset": ["news", "news"]}, "2 names for 1 texts"),
     (collate, {"max_target_length": 41}, "max_target_length=41 .* 40"),
     (collate, {"max_length": 99, "backbone": "llama"}, "max_length=99"),
     (collate, {"max_target_length": 1, "backbone": "llama"}, "max_target_length=1 "),
-    (collate, {"on_long": "window"}, "on_long='window'"),
     (collate, {"without_eos": True, "backbone": "llama"}, "eos_token=None"),
     (collate, {"rows": [ROW, {"document": " "}]}, "Row 1 .*'document'"),
     (collate, {"rows": [{**ROW, "summary": None}, ROW]}, "Row 0 .*'summary'"),
@@ -124,18 +114,10 @@ def test_it_is_refused(call, change, fragment, kind):
         call(**change) if isinstance(change, dict) else call(*change)
 
 
-def test_backbones_of_another_kind_or_size_are_refused(tmp_path):
+def test_backbones_of_another_kind_are_refused(tmp_path):
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
     T5ForConditionalGeneration(T5Config(**sizes)).save_pretrained(tmp_path / "t5")
-    for kind in ("llama", "bart"):
-        tiny_backbone(kind).save_pretrained(tmp_path / kind)
-    seq2seq, causal = MoeSummForConditionalGeneration, MoeSummForCausalLM
-    for cls, folder, fragment in (
-        (seq2seq, "t5", "T5ForConditionalGeneration"),
-        (seq2seq, "llama", "model_type='llama'.*MoeSummForCausalLM"),
-        (causal, "bart", "model_type='bart'.*MoeSummForConditionalGeneration"),
-    ):
+    tiny_backbone("llama").save_pretrained(tmp_path / "llama")
+    for kind, fragment in (("t5", "T5ForConditionalGeneration"), ("llama", "model_type='llama'.*MoeSummForCausalLM")):
         with pytest.raises(OSError, match=fragment):
-            cls.from_backbone(tmp_path / folder, ["news"])
-    with pytest.raises((RuntimeError, ValueError, OSError), match=r"mismatch|size"):
-        seq2seq.from_pretrained(tmp_path / "bart", config=MoeSummConfig(text_config=backbone_config(d_model=32)))
+            MoeSummForConditionalGeneration.from_backbone(tmp_path / kind, ["news"])

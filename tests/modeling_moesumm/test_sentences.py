@@ -40,7 +40,6 @@ DIVIDED = [
     "1. First thing.\n|2. Second thing.\n |3. Third.",
     "  \n |One. \n\n ",
     "...",
-    "no end at all",
 ]
 
 
@@ -88,7 +87,6 @@ def test_windows_are_as_few_as_can_be_and_then_as_even(sizes, limit):
 
 def test_a_text_is_divided_at_sentences_then_words_then_characters():
     text = "One two three. Four five, six seven; eight nine ten. End."
-    assert split_to_fit(text, 100, words_of) == [text]
     assert split_to_fit(text, 7, words_of) == ["One two three. ", "Four five, six seven; eight nine ten. ", "End."]
     one = "Seven words are all in one sentence."
     assert split_to_fit(one, 4, words_of) == ["Seven words are all", " in one sentence."]

@@ -45,9 +45,6 @@ def texts_of(found):
     return [entry["summary_text"] for entry in found]
 
 
-# --- batches and datasets ---
-
-
 @pytest.mark.parametrize(
     "backbone, options", [("bart", {}), ("pegasus", {"num_beams": 3}), ("llama", {"min_length": 9})]
 )
@@ -68,7 +65,6 @@ def test_answers_are_dictionaries_and_datasets_are_given_when_it_is_made_or_call
     column = Dataset.from_dict({"dataset": NAMES})["dataset"]
     assert texts_of(summarize(TEXTS, dataset=NAMES)) == texts_of(summarize(TEXTS, dataset=column)) == expected
     assert texts_of(summarize(iter(TEXTS), dataset=iter(NAMES))) == expected != plain
-    assert texts_of(summarize(TEXTS, dataset=NAMES, batch_size=1)) == expected
     news = pipeline_of(model, tokenizer, dataset="news")
     assert texts_of(news(TEXTS)) == summaries_by(model, TEXTS, tokenizer, dataset="news", max_length=12)
     assert texts_of(news(TEXTS, dataset=None)) == texts_of(news(TEXTS, main_expert_only=True)) == plain
@@ -133,9 +129,6 @@ def test_models_answer_in_a_reduced_precision_and_refuse_to_at_nan(model, tokeni
         pipeline_of(broken, tokenizer)(TEXTS)
 
 
-# --- options ---
-
-
 CONFIG = GenerationConfig(max_new_tokens=11, num_beams=3)
 
 
@@ -147,7 +140,6 @@ CONFIG = GenerationConfig(max_new_tokens=11, num_beams=3)
         ({"max_length": 30, "min_length": 7, "num_beams": 6}, {}, (7, 30), None),
         ({"max_new_tokens": 30, "min_new_tokens": 7}, {"temperature": 2.0}, (8, 31), None),
         ({"max_length": 30, "min_length": 20}, {"max_new_tokens": 9}, (10, 10), 4),
-        ({"max_length": 300}, {"min_length": 5}, (5, POSITIONS), 4),
         ({"max_length": 30}, {"generation_config": CONFIG}, (0, 12), 3),
         ({}, {"max_length": 9, "generation_config": CONFIG}, (0, 9), 3),
     ],
@@ -210,9 +202,6 @@ def test_a_stream_has_no_special_tokens(summarize, tokenizer, capsys):
     assert "</s>" not in (written := capsys.readouterr().out) and written.strip()
 
 
-# --- texts longer than the model ---
-
-
 def test_windows_are_read_whole_in_order_and_with_their_dataset(tokenizer):
     copying, text = Copying(share=0.2), story(100, 4)
     summary, *_ = Summarizer(copying, tokenizer, batch_size=4)([text, "Left on water."], ["letters", None])
@@ -253,9 +242,6 @@ def test_long_texts_are_refused_or_cut_where_that_is_asked_for(backbone, tokeniz
     assert summaries_by(model, [text], tokenizer, on_long="truncate", **options) == whole
     assert f"1 of 1 texts have more than {size} tokens" in caplog.text
     assert summaries_by(model, [text], tokenizer, **options) != whole
-
-
-# --- what is written ---
 
 
 def test_a_summary_that_ran_into_its_limit_ends_at_a_sentence_end_and_nothing_is_written_twice(tokenizer):
