@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from transformers import BertForTokenClassification, EvalPrediction
+from transformers import BertForTokenClassification, DataCollatorForTokenClassification, EvalPrediction
 
 from keyphrase_tools import KeyphraseExtractionPipeline
 from keyphrase_tools.evaluation import ExtractionMetrics, evaluate_pipeline
@@ -15,7 +15,6 @@ from lexperts_lite.ranking import rank_phrases
 from lexperts_lite.words import join_title, split_words
 
 from .known_answers import random_text
-from .test_evaluation import logits_like_the_trainers
 from .test_titles import DOCUMENTS, TEXT, TITLE
 
 
@@ -214,7 +213,11 @@ def test_the_trainers_logits_and_the_pipeline_give_the_same_scores(extractor, ti
     )
     batch = {"title": titles, "text": texts, "keyphrases": keyphrases}
     assert metrics.rows == tokenize_documents(batch, tiny_tokenizer, title_as="both" if in_main else "meta")
-    scores = metrics(EvalPrediction(logits_like_the_trainers(extract.model, tiny_tokenizer, metrics.rows), None))
+    names = ("input_ids", "attention_mask", "labels")
+    inputs = [dict(zip(names, row, strict=True)) for row in zip(*(metrics.rows[name] for name in names), strict=True)]
+    with torch.no_grad():
+        logits = extract.model(**DataCollatorForTokenClassification(tiny_tokenizer)(inputs)).logits.numpy()
+    scores = metrics(EvalPrediction(logits, None))
     assert scores == pytest.approx(evaluate_pipeline(extract, texts, keyphrases, titles=titles), abs=1e-9)
     assert 0 < scores["f1@10"] < 1
     # negative control: titles matter

@@ -60,6 +60,7 @@ def page_tokenizer(folder):
     return encode
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("graph", ["exported", "exported_int8"])
 def test_the_answers_are_those_of_the_package(graph, request):
     folder = request.getfixturevalue(graph)

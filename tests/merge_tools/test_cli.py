@@ -74,6 +74,7 @@ app(["compose", "recipe.yml", "two", "--push-to-hub", "a/b"])
 """
 
 
+@pytest.mark.nightly
 def test_a_pushed_mixture_opens_from_the_hub_without_the_shards_of_an_earlier_one(folder):
     """Nor are the statistics of ridge gates uploaded, which are states of the user's texts."""
     sources = [{"source_model": f"experts/{name}", "samples": f"{name}.txt"} for name in ("birds", "ships")]

@@ -139,6 +139,7 @@ def test_a_small_model_imitates_a_teacher(mixed, rows, tmp_path, capsys):
     assert len(model.backbone.encoder.layer) == 1 and model.rnn.recurrent.num_layers == 1
 
 
+@pytest.mark.nightly
 def test_the_best_model_is_pushed(backbone, rows, tmp_path):
     argv = [*FAST, "--backbone", backbone, "--train-files", rows, "--lora", "false", "--use-rnn", "false"]
     argv += ["--max-steps", 1]
