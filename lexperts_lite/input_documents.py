@@ -66,9 +66,7 @@ def read_document(document, number: int, join: bool) -> InputDocument:
         if unknown := [key for key in document if key not in KEYS]:
             raise TypeError(f"Document {number} has the key {unknown[0]!r}; its keys are 'title' and 'text'.")
         if "text" not in document:
-            raise TypeError(
-                f"The text of document {number} is not there; its keys are {', '.join(map(repr, document))}."
-            )
+            raise TypeError(f"The text of document {number} is missing; its keys are {', '.join(map(repr, document))}.")
         title, text = document.get("title"), document["text"]
     title = None if is_missing(title) else title
     if is_missing(text):

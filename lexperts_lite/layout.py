@@ -3,8 +3,8 @@
 
 A text is divided by blank lines, headings, list marks, cells, symbols, speakers' labels, the rows of a table, a list or a form, lines of
 code between fences, and dashes or slashes between blanks. A line break within a paragraph does not divide it, since texts from PDFs and
-e-mails have lines of a fixed width. URLs, e-mail addresses, paths of files and HTML tags are in no phrase, nor are the labels of speakers and senders that
-begin several lines, and the header and signature of an e-mail.
+e-mails have lines of a fixed width. URLs, e-mail addresses, paths of files and HTML tags are in no phrase, nor are the labels of
+speakers and senders that begin several lines, and the header and signature of an e-mail.
 
 Hyphens and slashes separate words (see `words`), but two words with one hyphen and nothing else between them are one term if
 - the second begins with a digit, or the first is a number: "COVID-19", "GPT-3.5", "2,4-D", "3D-printed";

@@ -5,6 +5,7 @@ transformers.
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
@@ -48,7 +49,7 @@ class Scoring(NamedTuple):
     temperature: float | None
 
 
-class KeyphraseReader:
+class KeyphraseReader(ABC):
     """Reads documents with a token classifier. Subclasses run it: `launch`, and set the attributes.
 
     Attributes:
@@ -78,6 +79,7 @@ class KeyphraseReader:
     iterate: Callable[..., Iterable]
     _warned_of_language = False
 
+    @abstractmethod
     def launch(
         self, batch: dict[str, np.ndarray], decode: bool, with_states: bool, with_gates: bool
     ) -> Callable[[], dict[str, np.ndarray]]:
@@ -93,7 +95,6 @@ class KeyphraseReader:
             `probabilities` `(n, S, 3)` of O, B and I, and if they were computed `tags` `(n, S)`, `classes` `(n, S, 3)`, see
             `features.CLASSES`, `states` `(n, S, d)` and `gates` `(n, S, E)`.
         """
-        raise NotImplementedError
 
     @property
     def language(self) -> str | None:

@@ -88,16 +88,20 @@ class KeyphraseRequest(Strict):
 class Mention(BaseModel):
     """An occurrence of a keyphrase: offsets in the text, or in the `field` of a document with a title."""
 
-    start: int | None
-    end: int | None
-    score: float | None
+    start: int
+    end: int
+    score: float
     field: Literal["title", "text"] | None = None
 
 
-class Keyphrase(Mention):
+class Keyphrase(BaseModel):
     """A keyphrase and its first mention. Score and offsets of a candidate without mentions are null."""
 
     keyphrase: str
+    score: float | None
+    start: int | None
+    end: int | None
+    field: Literal["title", "text"] | None = None
     mentions: list[Mention] | None = None
 
 

@@ -147,7 +147,7 @@ class SparseRelativeAttention(nn.Module):
         visible = self.pattern.mask(L, q.device, rows)
         if self.pattern.use_top_k:
             visible = visible | top_k_mask(scores, self.pattern.top_k, mask[:, None])  # (A, B, n, L)
-        # a finite number, since -inf would give nan in a text without a word
+        # a finite number, since -inf would give nan in an empty text
         scores = scores.masked_fill(~(visible & mask[:, None]), torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
         return weights @ v

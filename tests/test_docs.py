@@ -216,8 +216,8 @@ def test_every_block_stands_for_itself_and_imports_what_exists(page):
 
 def test_the_page_for_coding_agents_has_all_options_and_its_blocks_run():
     page, (keyphrases, merging, *_) = TEXTS["llms.txt"], blocks_of("llms.txt", "python")
-    listed = re.findall(r"`(\w+)`", re.search(r"Options of a call: (.*?)\. There", page, re.S).group(1))
-    assert sorted(listed) == sorted([*OPTIONS, "batch_size"])
+    options = re.findall(r"`(\w+)`", re.search(r"Options of a call: (.*?)\. There", page, re.S).group(1))
+    assert sorted(options) == sorted([*OPTIONS, "batch_size"])
     recipe = run(merging.split("merge_tools.compose")[0])["recipe"]
     assert [expert.source_model for expert in merge_tools.read_recipe(recipe).experts] == [
         "llama-law",

@@ -92,7 +92,7 @@ LOCALE = r"\.(read_text\(\)|write_text\((?!.*(encoding=|'utf-8')).*\)|open\((mod
 
 
 def without_encoding(code: str) -> list[int]:
-    """Lines with a call that reads or writes text in the encoding of the machine's locale."""
+    """Lines with a call that reads or writes text in the local encoding."""
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     return sorted({call.lineno for call in calls if re.search(LOCALE, ast.unparse(call))})
 

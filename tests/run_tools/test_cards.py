@@ -20,7 +20,7 @@ def tiny_model(name):
 @pytest.mark.parametrize("name", CASES)
 def test_a_card_says_what_a_model_is_and_how_to_open_it(name, tmp_path):
     model = tiny_model(name)
-    model.config.name_or_path = str(tmp_path)  # a folder is no base model
+    model.config.name_or_path = str(tmp_path)  # a folder is not the name of a base model
     use = getattr(model, "card_use", {})
     given = {"license": "a: b", "language": ["en", "de"], "datasets": ["a/b"]}
     card = ModelCard.load(model.write_model_card(tmp_path, **given))
