@@ -1,6 +1,7 @@
 """What a mixture keeps of its experts: the loss of base, experts and mixture on texts of each domain."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +162,8 @@ def cut_domains(tokenizer, texts: Mapping[str, list[str]], max_length: int) -> d
         found[name] = [kept for text in windows if (kept := [window for window in text if len(window) > 1])]
         if not found[name]:
             raise UserError(f"The texts of the domain {name!r} are too short to predict anything. Give longer ones.")
+        if short := len(own) - len(found[name]):
+            warnings.warn(f"{short} texts of the domain {name!r} are one token each, and do not count.", stacklevel=3)
     return found
 
 

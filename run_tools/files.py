@@ -16,11 +16,14 @@ from .errors import UserError, one_line, short_repr
 def write_file(path: str | Path, content: bytes | str) -> None:
     """Writes a file under another name, and renames it once it is on the disk."""
     new = Path(path).with_name(f".{Path(path).name}.{os.getpid()}.tmp")
-    with new.open("wb") as file:
-        file.write(content.encode("utf-8") if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with new.open("wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from merge_tools import compose, evaluate
-from merge_tools.evaluation import DomainLosses
+from merge_tools.evaluation import DomainLosses, cut_domains
 from run_tools.errors import UserError
 
 from .conftest import open_model, recipe_of, save_adapter, tiny_tokenizer
@@ -81,6 +81,15 @@ def test_the_share_of_the_gain_and_its_interval():
     assert np.diff(report(6)["interval"]) > high - low
     no_better = DomainLosses(np.full(60, 10), "law", base, base * 1.1, {"law": base * 1.2}).report()
     assert no_better["kept"] is None and no_better["change"]["value"] == pytest.approx(0.1)
+
+
+def test_texts_from_which_nothing_is_predicted_are_counted():
+    def tokenizer(text, verbose):
+        return {"input_ids": text.split()}
+
+    with pytest.warns(UserWarning, match="2 texts of the domain 'birds'"):
+        found = cut_domains(tokenizer, {"birds": ["wren", "a wren", "robin"]}, 8)
+    assert found == {"birds": [[["a", "wren"]]]}
 
 
 def test_what_cannot_be_evaluated_is_refused(experts, mixture, domains, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from run_tools.errors import UserError
-from run_tools.files import differences, fingerprint, read_yaml
+from run_tools.files import differences, fingerprint, read_yaml, write_file
 
 
 @pytest.fixture
@@ -96,3 +96,11 @@ def test_values_are_those_of_yaml(read, tmp_path):
     assert values["b"] == datetime.date(2020, 1, 1) and values["c"] == values["e"] == {"d": 1}
     with pytest.raises(OSError, match="folder"):
         read_yaml(tmp_path / "folder")
+
+
+def test_a_disk_that_refuses_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("old")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(5, "refused")))
+    with pytest.raises(OSError, match="refused"):
+        write_file(tmp_path / "a", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "old")]
