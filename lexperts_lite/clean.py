@@ -38,7 +38,12 @@ _CHARACTERS = re.compile(
 _ASCII_INVISIBLE = re.compile(r"[\0-\x08\x0e-\x1b\x7f]")
 _LIKE_APOSTROPHES = frozenset("\u2018\u00b4\u02bc\uff07")
 # emoji, arrows, bullets of Word, lone surrogates: all but ASCII's symbols and currencies
-_SYMBOLS = regex.compile(r"(?:(?:[^\x00-\x7f\p{Sc}\P{S}]|[\p{Co}\p{Cs}])[\p{M}\u200d]*+)++")
+_SYMBOLS = regex.compile(r"(?:(?:[^\x00-\x7f\p{Sc}\P{S}]|[\p{Co}\p{Cs}\u2460-\u24ff\u2776-\u2793])[\p{M}\u200d]*+)++")
+_MINUS = re.compile(r"(?<=\w)\u2212(?=\w)")  # the hyphen of many PDFs
+_RAISED = re.compile(
+    r"(?<=\w)[\u00b2\u00b3\u2074]?\u207a|(?<=[a-z]{3})[\u00b2\u00b3\u00b9\u2070\u2074-\u2079]+"
+)  # of ions; of notes
+_EMPHASIS = re.compile(r"(?<!\w)(_{1,2})(?=[^\W_])([^\n_]{1,80}?)(?<=[^\W_])\1(?!\w)")  # Markdown's
 _MARKS = re.compile(  # a run of twelve or more, of which three stay: a model reads each as a sub-token
     r"(M\s*+M\s*+M)((?:\s*+M){9,}+)".replace(
         "M",
@@ -146,7 +151,8 @@ def characters(text: str) -> list[Edit]:
         alike = _alike(match[0], text[max(start - 1, 0) : start], text[end : end + 1])
         if alike != match[0]:
             edits.append((start, end, alike))
-    return edits
+    raised = ((m, unicodedata.normalize("NFKC", m[0]) if "\u207a" in m[0] else "") for m in _RAISED.finditer(text))
+    return sorted(edits + [(*match.span(), new) for match, new in raised])
 
 
 def _alike(character: str, before: str, after: str) -> str:
@@ -166,12 +172,19 @@ def symbols(text: str) -> list[Edit]:
     """Replaces symbols: a tokenizer makes one unknown piece of "storage\U0001f680", and hides the word; and a bullet or an emoji divides."""
     if text.isascii() or not _SYMBOLS.search("".join(set(text))):
         return []
-    return [(*match.span(), f" {SEPARATOR} ") for match in _SYMBOLS.finditer(text)]
+    found = _SYMBOLS.finditer(text)
+    return [(*match.span(), "-" if _MINUS.match(text, match.start()) else f" {SEPARATOR} ") for match in found]
 
 
 def punctuation(text: str) -> list[Edit]:
-    """Shortens runs of twelve marks or more ("----------", "* * * * * * * *", "Tides . . . . . . . . . . . . 14") to three."""
-    return [(*match.span(2), "") for match in _MARKS.finditer(text)]
+    """Shortens runs of twelve marks or more ("----------", "* * * * * * * *", "Tides . . . . . . . . . . . . 14") to three, and
+    removes the underscores of Markdown ("_semantic segmentation_", and not "__init__").
+    """
+    edits = [(*match.span(2), "") for match in _MARKS.finditer(text)]
+    for match in _EMPHASIS.finditer(text) if "_" in text else ():
+        if match[1] == "_" or " " in match[2]:
+            edits += (*match.span(1), ""), (match.end(2), match.end(), "")
+    return sorted(edits)
 
 
 def hyphens(text: str) -> list[Edit]:

@@ -36,26 +36,38 @@ _CUTS = re.compile(rf"[{_J}](?:[{_J}]++|(?<!\S.)(?!\S))|[\x0b\x0c\x1f\u2029]", r
 _CELLS = re.compile(rf"(?<=\S)(?=[{_BLANKS}]*\t|[{_BLANKS}]{{3}})[{_BLANKS}\t]++(?=\S)")
 
 # what begins a line
-_NAME = r"[A-Z][\w.'\u2019-]*+"
-_SPEAKER = rf"(?:\*\*)?{_NAME}(?: (?:{_NAME}|[0-9]{{1,3}})){{0,3}}(?: \([^()\n]{{1,20}}\))?:(?:\*\*)?(?=\s|$)"
-_TIME = r"\[?(?:[0-9]{1,4}[-./][0-9]{1,2}[-./][0-9]{1,4},?\s)?[0-9]{1,2}(?::[0-9]{2}){1,2}(?:\s?[AaPp]\.?[Mm]\.?)?\]?(?:\s[-\u2013])?\s"
+_NAME = r"(?![a-z\d_])\w[\w.'\u2019-]*+"
+_NAMES = rf"{_NAME}(?: (?:{_NAME}|[0-9]{{1,3}})){{0,3}}"
+_SPEAKER = rf"\*{{0,2}}{_NAMES}\*{{0,2}}(?: \([^()\n]{{1,20}}\))?:\*{{0,2}}(?=\s|$)"
+_CLOCK = r"(?:[0-9]{1,4}[-./][0-9]{1,2}[-./][0-9]{1,4},?\s)?[0-9]{1,2}(?::[0-9]{2}){1,2}(?:\s?[AaPp]\.?[Mm]\.?|\s[A-Z]{3})?[\])]?"
+_TIME = rf"[\[(]?{_CLOCK}(?:\s[-\u2013])?\s"
+_SENDER = rf"{_NAMES},?[^\S\n]+(?:[-\u2013\u2014] )?[\[(]?(?:(?:Today|Yesterday) at )?{_CLOCK}(?=[^\S\n]*$)"
+_ROLES = frozenset(("user", "human", "assistant", "system", "question", "answer", "interviewer", "agent", "customer"))
 _MARKER = re.compile(
     rf"\s*(?:[{_J}]++|[^\w\s.,;:!?)\]}}]{{1,6}}(?=\s)"  # bullets, # headings
-    r"|(?:\(?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)]|[0-9]{1,2}(?:\.[0-9]{1,2})+\.?)\s+"  # 1. a) (iv) 2.1
+    r"|(?:\(?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)-]|[0-9]{1,2}(?:\.[0-9]{1,2})+\.?|o)\s+"  # 1. a) (iv) 2.1; Word's "o"
     r"|\[?[0-9]{4}-[0-9]{2}-[0-9]{2}|\[?[0-9]{1,2}:[0-9]{2}"  # times of logs and transcripts
     rf"|{_SPEAKER})"
 )
 _FORM = re.compile(r"[A-Z][\w'-]*+(?: [\w'-]++){0,3}+:\s")  # "Clinical history: ..."
 _HEAD = re.compile(
-    r"\S+(?: \S+){0,4}?(?: [-\u2013\u2014=:|] |: |\t|,(?=[^\s\d])|(?<!\d),(?=\S))"
+    r"\S+(?: \S+){0,4}?(?: +[-\u2013\u2014=:|\x1f] |: |\t|,(?=[^\s\d])|(?<!\d),(?=\S))"
 )  # "respiration - ...", "Anna,34"
+_STOP = re.compile(r"[a-z]{3}[.?!] [A-Z]")
 _FENCES, _HASH = ("```", "~~~"), re.compile(r"\s*#{1,6}\s")
 
 # what is in no phrase
 _LABEL = re.compile(
-    rf"^[ \t]*+(?:({_TIME})(\w[\w.'\u2019-]*+(?: [\w.'\u2019-]++){{0,3}}:)(?=\s|$)|({_SPEAKER}))", re.MULTILINE
+    rf"^[ \t]*+(?:(?:[-*>#\u2022]{{1,3}}|[0-9]{{1,3}}[.)])[ \t]++)?+"
+    rf"(?:({_TIME})(\w[\w.'\u2019-]*+(?: [\w.'\u2019-]++){{0,3}}:)(?=\s|$)|({_SPEAKER}|{_SENDER}))",
+    re.MULTILINE,
 )
-_SIGNATURE = re.compile(r"^-- ?+\r?\n(?:[^\S\n]*+\S.*+\n?){1,8}", re.MULTILINE)  # of an e-mail, to the next blank line
+# of an e-mail, to the next blank line; and the line above a quoted one
+_SIGNATURE = re.compile(
+    r"^-- ?+\r?\n(?:[^\S\n]*+\S.*+\n?){1,8}|^On [^\n]{8,120} wrote:$"
+    r"|^(?:(?:kind|best|warm|many) )?(?:(?:regards|wishes|sincerely),?\s*?\n\s*?|(?:thanks|cheers),?[ \t]*\r?)\n"
+    r"(?:[^\S\n]*+\S.{1,40}+(?:\n|\Z)){1,4}", re.MULTILINE | re.IGNORECASE,
+)  # fmt: skip
 _FIELD = r"^([A-Z][A-Za-z-]*+):[^\n]*+(?:\n[ \t]++\S[^\n]*+)*+(?:\n|\Z)"  # of an e-mail's header, with lines that continue it
 _FIELDS, _HEADER = re.compile(_FIELD, re.MULTILINE), re.compile(f"(?:{_FIELD}){{2,}}+", re.MULTILINE)
 _TLD = r"(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)"
@@ -76,7 +88,7 @@ _ADDRESS = re.compile(
 _ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
 _FLAG = r"\s++(?:hidden|disabled|checked|async|defer|controls|selected|required|readonly)(?=[\s/>])"
 _TAG = re.compile(
-    rf"<!--|-->|<[!?][A-Za-z][^<>]*+>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)(?:{_ATTRIBUTE}|{_FLAG})*+\s*+/?>",
+    rf"<!--|-->|<[!?][A-Za-z][^<>]*+>|<v [^<>\n]{{1,60}}>|<(?P<end>/?)(?P<name>[A-Za-z][\w:.-]*+)(?:{_ATTRIBUTE}|{_FLAG})*+\s*+/?>",
     re.IGNORECASE,
 )
 
@@ -89,6 +101,7 @@ _BY_HYPHEN = re.compile(
     rf".+ [0-9].*|(?:[0-9][0-9.,]*|[1-9]D) .+|{_LETTER} .+|.+ {_LETTER}[0-9]{{0,2}}"
     rf"|(?:{_SHORT}|{_MIXED}) (?:{_SHORT}|{_MIXED})|{_LONG} {_MIXED}|{_MIXED} {_LONG}"
     r"|.+ (?:free|like|related|specific|dependent|induced|mediated|driven|aware|oriented)"
+    r"|.+ (?:associated|resistant|positive|negative|deficient|soluble|preventable)"
 )
 _BY_SLASH = re.compile(r"[A-Z0-9.]{1,2} [A-Z0-9.]+|[A-Z0-9.]+ (?:[A-Z0-9.]{1,2}|[0-9][0-9.]*)")
 
@@ -178,6 +191,7 @@ def block_divisions(lines: list[tuple[int, str]], usual: int) -> Iterator[int]:
         lines: without blank lines between them.
         usual: the length of a line of the text.
     """
+    usual = min(usual, max((len(raw.strip()) for _, raw in lines), default=0))
     markers = [_MARKER.match(raw) for _, raw in lines]
     rows = are_rows([raw.strip() for (_, raw), marker in zip(lines, markers, strict=True) if not marker], usual)
     before, was_capitals = "", False
@@ -196,17 +210,21 @@ def block_divisions(lines: list[tuple[int, str]], usual: int) -> Iterator[int]:
 def are_rows(lines: list[str], usual: int) -> bool:
     """Whether lines are the rows of a table or a list, not of prose that is wrapped.
 
-    They are if all begin with a few words and the same kind of sign, or have as many commas, two or more; or if there are three lines or
-    more, and hardly any begins or ends as inside a sentence: with a function word or, if lines are long, a small letter.
+    They are if all begin with a few words and the same kind of sign; or have as many commas, two or more, if there are three lines or all
+    begin with capitals; or if there are three, and hardly any begins or ends as inside a sentence: with a function word or, if lines are
+    long, a small letter. Lines are not if a sentence ends within one, or with the last one only.
     """
     if len(lines) < 2:
         return False
     commas = {line.count(",") for line in lines}
-    if all(map(_HEAD.match, lines)) or (len(commas) == 1 and min(commas) > 1):
+    capitals = all(line[0].isupper() or line[0].isdigit() for line in lines)
+    if all(map(_HEAD.match, lines)) or (len(commas) == 1 and min(commas) > 1 and (capitals or len(lines) > 2)):
         return True
+    ends = [line[-1] in ".?!" for line in lines]
+    if (ends[-1] and not any(ends[:-1])) or any(map(_STOP.search, lines)):
+        return False
     edges = [(line.split(maxsplit=1)[0], line.rsplit(maxsplit=1)[-1].lower()) for line in lines]
     inside = sum(first in FUNCTION_WORDS or last in FUNCTION_WORDS for first, last in edges)
-    capitals = all(first[0].isupper() or first[0].isdigit() for first, _ in edges)
     return len(lines) > 2 and 4 * inside < len(lines) and (usual < NARROW or capitals)
 
 
@@ -240,9 +258,9 @@ def label_spans(text: str) -> Iterator[tuple[int, int]]:
                 yield from (field.span() for field in fields if field[1] != "Subject")
     labels = []
     for line in _LABEL.finditer(text) if ":" in text else ():
-        kind = "time" if line[1] or line[3].count(":") > 1 else re.sub("[0-9]+", "0", line[3])
+        timed = line[1] or line[3].count(":") > 1 or not line[3].rstrip("*").endswith(":")
+        kind = "turn" if timed or line[3].strip("*:").lower() in _ROLES else re.sub("[0-9]+", "0", line[3])
         labels.append((kind, line.span(2 if line[1] else 3)))
     turns = Counter(kind for kind, _ in labels)
     yield from (span for kind, span in labels if turns[kind] > 1)
-    if "--" in text:
-        yield from (signature.span() for signature in _SIGNATURE.finditer(text))
+    yield from (signature.span() for signature in _SIGNATURE.finditer(text))

@@ -271,7 +271,7 @@ def show_mentions(
     mentions = []
     for (first, after), of_mention in zip(spans, scores, strict=True):
         start, end = words[first][1], words[after - 1][2]
-        if name is None and text[end - 2 : end] in POSSESSIVES:
+        if name is None and text[end - 2 : end].lower() in POSSESSIVES:
             end -= 2
         mentions.append({"start": start, "end": end, "score": round(of_mention, 6)})
     start, end = mentions[0]["start"], mentions[0]["end"]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from run_tools.arguments import option
 from run_tools.errors import UserError
@@ -13,8 +14,9 @@ Rows = dict[str, list[dict]]
 
 @dataclass
 class SplitArguments:
-    """Where the rows come from."""
+    """Where the rows come from. `COLUMNS`: those that they have whatever the options."""
 
+    COLUMNS: ClassVar[tuple[str, ...]] = ()
     dataset_name: str | None = option(None, "data set on the Hub, instead of files")
     train_files: list[str] | None = option(None, "training files, JSON Lines")
     validation_files: list[str] | None = option(None, "validation files, same format")
@@ -27,7 +29,7 @@ class SplitArguments:
         columns = {name: getattr(self, name, None) for name in ("text_column", "title_column", "label_column")}
         names = [column for name, column in columns.items() if column and (name, column) != ("title_column", "title")]
         for place in self.train_files or ():
-            Source(place.rpartition("=")[2]).check_columns(names)
+            Source(place.rpartition("=")[2]).check_columns([*names, *self.COLUMNS])
 
 
 @dataclass

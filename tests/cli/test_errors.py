@@ -50,6 +50,7 @@ TABLE = [  # command line, and what the line names
     ("summarize rows.jsonl out.jsonl --dataset-column ids", "'ids'"),
     ("train seke minilm_cpu --train-files a=rows.jsonl --text-column txt", "'txt'"),
     ("train hypernet-keyphrases --train-files rows.jsonl --title-column titel", "'titel'"),
+    ("train hypernet-qa --train-files rows.jsonl", "'question'"),
     ("merge compose none.yml out", "none.yml"),
     ("merge inspect folder", "folder"),
     ("merge verify folder --moved law", "law"),

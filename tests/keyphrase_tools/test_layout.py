@@ -22,6 +22,8 @@ from lexperts_lite.words import normalise, split_phrase, split_words, stem
 
 WRAPPED = "In this paper we present a scalable method for discovering web\nservices that are\nannotated with the terms of an ontology of graph\ncuts"
 
+PROSE = "we show that the graph cuts of a large network are found in the time that is needed to read it and that the cuts of small networks"
+
 
 def units_of(text):
     """The words of each unit, and those that are hidden in brackets."""
@@ -90,6 +92,21 @@ def units_of(text):
         ("**Ada:** graph\n**Ada:** cuts", ["[* * Ada : * *]", "graph", "[* * Ada : * *]", "cuts"]),
         ("Ada (10:02): graph\nJo (10:03): cuts", ["[Ada ( 10 : 02 ) :]", "graph", "[Jo ( 10 : 03 ) :]", "cuts"]),
         ("[10:02] ada: graph\n[10:03] jo: cuts", ["[ 10 : 02", "]", "[ada :]", "graph", "[ 10 : 03", "]", "[jo :]", "cuts"]),
+        ("- Ada King: graph\n- Ada King: cuts\n", ["[Ada King :]", "graph", "[Ada King :]", "cuts"]),
+        ("**Ada**: graph\n**Ada**: cuts", ["[* * Ada * * :]", "graph", "[* * Ada * * :]", "cuts"]),
+        ("\u0141ukasz: graph\n\u0141ukasz: cuts", ["[\u0141ukasz :]", "graph", "[\u0141ukasz :]", "cuts"]),
+        ("Ada King  10:02 AM\ngraph\nJo \u2014 Today at 10:03\ncuts", ["[Ada King 10 : 02 AM]", "graph", "[Jo \u2014 Today at 10 : 03]", "cuts"]),
+        ("User: graph\nAssistant: cuts", ["[User :]", "graph", "[Assistant :]", "cuts"]),
+        ("<v Ada King>graph</v>", ["[< v Ada King >]", "graph", "[< v >]"]),
+        ("cuts\n\nKind regards,\n\nAda King\nOffice Manager\n\nOn Tue, 12 Mar, Jo <j@x.org> wrote:\nnets", [
+            "cuts", "[Kind regards , Ada King Office Manager On Tue , 12 Mar , Jo < j @ x.org > wrote :]", "nets"]),
+        ("Learning for Image\nRecognition\n\n" + PROSE, ["Learning for Image Recognition", PROSE.replace("\n", " ")]),
+        ("The European Central\nBank raised interest\nrates. German Finance\nMinister Christian\nLindner welcomed it.", [
+            "The European Central Bank raised interest rates . German Finance Minister Christian Lindner welcomed it ."]),
+        ("We compare lasso, ridge, and elastic net\nregression, random forests, and trees", [
+            "We compare lasso , ridge , and elastic net regression , random forests , and trees"]),
+        ("graph cuts \u2192 flows\nnets \u2192 trees", ["graph cuts", "flows", "nets", "trees"]),
+        ("1- graph cuts\n2- flows\no nets\no trees", ["1", "graph cuts", "2", "flows", "o", "nets", "o", "trees"]),
     ],
 )  # fmt: skip
 def test_units_of(text, expected):
@@ -108,9 +125,6 @@ def test_the_order_of_the_lines_of_a_list_does_not_matter(terms, form, random):
     assert sorted(units) == sorted(unit for line in lines for unit in units_of(line)) and len(units) >= len(lines)
 
 
-PROSE = "we show that the graph cuts of a large network are found in the time that is needed to read it and that the cuts of small networks"
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(20, 100), st.sampled_from(["\n", "\r\n", "\n  "]))
 def test_wrapped_prose_is_one_unit(width, end):
@@ -126,6 +140,7 @@ def test_wrapped_prose_is_one_unit(width, end):
         ("RT-PCR MERS-CoV CRISPR-Cas9 BiLSTM-CRF", ["RT~PCR", "MERS~CoV", "CRISPR~Cas9", "BiLSTM~CRF"]),
         ("TCP/IP I/O CI/CD 9/11 HTTP/1.1", ["TCP~IP", "I~O", "CI~CD", "9~11", "HTTP~1.1"]),
         ("TGF-\u03b21 progression-free survival", ["TGF~\u03b21", "progression~free", "survival"]),
+        ("vaccine-preventable diseases", ["vaccine~preventable", "diseases"]),
         ("semi-supervised, state-of-the-art, Coca-Cola", ["semi", "supervised", ",", "state", "of", "the", "art", ",", "Coca", "Cola"]),
         ("CPU/GPU and/or C/C++ GPU-based REAL-TIMES", ["CPU", "GPU", "and", "or", "C", "C++", "GPU", "based", "REAL", "TIMES"]),
         ("a - 2, a -2, pre- and 2", ["a", "2", ",", "a", "2", ",", "pre", "and", "2"]),
@@ -207,7 +222,7 @@ def test_a_ruler_costs_nothing(tiny_tokenizer, ruler):
 
 SIGNS = [
     "<a ", "a@", "@ ", "https://a ", "<!--", "a.com/", "a=b ", "<a b=", "\t", "- ", "1. ", "\n", "C&", "&a", "x+", "<script>", "<!-- a ",
-    "/a", "/a ", "~/", "A: ", "A: a\n", "A a: b\n", "```\n", "--\na\n", "From: a\n",
+    "/a", "/a ", "~/", "_a ", "A 10:02\n", "Regards\n", "A: ", "A: a\n", "A a: b\n", "```\n", "--\na\n", "From: a\n",
 ]  # fmt: skip
 
 

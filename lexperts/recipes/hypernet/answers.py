@@ -18,8 +18,6 @@ from ..training import save_pipeline, write_results
 from .arguments import ModelArguments, QuestionDataArguments
 from .models import build_model, fit_model
 
-COLUMNS = ("question", "context", "answers")
-
 
 def score(answer, split: str, rows: list[dict], windows: dict) -> dict:
     """The scores of a split, which are printed, and its answers."""
@@ -34,12 +32,12 @@ def score(answer, split: str, rows: list[dict], windows: dict) -> dict:
 
 def train(model_args: ModelArguments, data_args: QuestionDataArguments, training_args, checkpoint) -> None:
     """Trains, scores and saves a model. Of a data set on the Hub the validation split is for testing, as of SQuAD."""
-    rows = load_splits(data_args, COLUMNS)
+    rows = load_splits(data_args, data_args.COLUMNS)
     if data_args.dataset_name:
         rows = {"train": rows["train"], "test": rows["validation"]}
     questions, lengths = rows.pop("train"), {"max_seq_len": data_args.max_seq_len, "doc_stride": data_args.doc_stride}
     model, tokenizer = build_model(HypernetForQuestionAnswering, model_args, data_args.max_seq_len, training_args.seed)
-    batch = to_columns(questions, [name for name in (*COLUMNS, "id") if name in questions[0]])
+    batch = to_columns(questions, [name for name in (*data_args.COLUMNS, "id") if name in questions[0]])
     windows = Dataset.from_dict(tokenize_questions(batch, tokenizer, **lengths))
     print(f"train: {len(questions):,} questions in {len(windows):,} windows")
     trainer = fit_model(model, tokenizer, model_args, training_args, {"train": windows}, checkpoint)

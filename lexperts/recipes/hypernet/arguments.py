@@ -46,6 +46,7 @@ class ClassificationDataArguments(SplitArguments):
 class QuestionDataArguments(SplitArguments):
     """Questions with contexts and answers, in SQuAD's columns."""
 
+    COLUMNS = ("question", "context", "answers")
     max_seq_len: int = option(384, "tokens of a window, including the question")
     doc_stride: int = option(128, "tokens by which neighbouring windows overlap")
 
