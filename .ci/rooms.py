@@ -7,10 +7,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # A limit is the budget of a room, or where the work on it is not finished, its present size. Whoever makes a room smaller lowers its
 # limit in the same commit. A limit rises only in a commit that says what the lines are for.
 LIMITS = {
-    "modeling": 10110,
-    "keyphrase_tools, lite": 6180,
-    "merge_tools": 3385,
-    "run_tools": 1290,
+    "modeling": 10115,
+    "keyphrase_tools, lite": 6235,
+    "merge_tools": 3390,
+    "run_tools": 1293,
     "lexperts": 3995,
     "benchmarks": 1955,
     "rest": 1545,  # examples, docs, .ci, models

@@ -7,9 +7,7 @@ returns label ids and outputs, chooses the labels by it.
 """
 
 import inspect
-import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +22,6 @@ from lexperts_lite.windows import Window
 from modeling_seke.shared_seke import TextPipeline
 
 from .token_classifiers import known_limit, last_states, unwrap_model, without_hooks
-
-os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))  # a child lacks the other threads
 
 
 class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):

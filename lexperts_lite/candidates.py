@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates: phrases that the user gives and the model scores, also those that it would not extract.
 
-A candidate occurs wherever its words, stemmed, are adjacent (see `words.stem`) and in one unit of layout (see `layout`), but not
+A candidate occurs wherever its words, stemmed, are adjacent (see `words.spelling_stem`) and in one unit of layout (see `layout`), but not
 inside a longer candidate. A single letter or number is not found inside a term (see `layout`): "R" does not occur in "R-CNN". A word of
 up to four capitals occurs in capitals only: "IT" is not "it". The score of a mention is that of an extracted keyphrase: the mean
 probability of its words' labels, B for the first one and I for the others.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .clean import clean_characters
 from .layout import continued_words, is_whole, unit_numbers
-from .words import APOSTROPHES, split_words, stem
+from .words import APOSTROPHES, spelling_stem, split_words
 
 Words = Sequence[tuple[str, int, int]]  # (word, start, end)
 Spans = Sequence[tuple[int, int]]  # of words, (start, end)
@@ -54,7 +54,7 @@ class Candidates:
             for phrase, words in self._words.items():
                 node = trie
                 for _, word in words:
-                    node = node.setdefault(stem(word, language), {})
+                    node = node.setdefault(spelling_stem(word, language), {})
                 if None not in node:
                     node[None] = phrase, words[0][1]
                     first.append(phrase)
@@ -71,7 +71,7 @@ class Candidates:
             language: of the stems.
         """
         trie, read = self._trie(language), counted_words(words)
-        stems = [stem(word, language) for _, word in read]
+        stems = [spelling_stem(word, language) for _, word in read]
         units, continued, found, farthest = unit_numbers(words).tolist(), continued_words(words), defaultdict(list), 0
         for place, (start, word) in enumerate(read):
             node, at, longest = trie, place, None

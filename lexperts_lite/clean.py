@@ -19,6 +19,14 @@ import regex
 
 SEPARATOR = "\x1f"  # ASCII's unit separator: tokenizers drop it, and no phrase crosses it
 LINE_BREAKS = "\n\r\x0b\x0c\x85\u2028\u2029"
+# what makes an adjective of the word before it, after a hyphen: no part of a phrase without it
+ADJECTIVES = (
+    "(?:free|like|related|specific|dependent|induced|mediated|driven|aware|oriented|associated|resistant|positive|negative|deficient"
+    "|soluble|preventable)"
+)
+_OWN_HYPHEN = re.compile(rf"{ADJECTIVES}|based|centric|grained|trained|inspired")
+_PREFIX = re.compile("mis|over|sub|out|under|hyper|un|de|en|pre|fore")
+_SUFFIX = re.compile("(?:ing|age|tion|ment|tor|er|ist|ism|ive|ability)s?|ness(?:es)?|ity|ally|tics?|fulness")
 SUSPENDED = frozenset(("and", "or", "nor", "to", "und", "oder", "et", "ou"))  # "pre-" / "and post-processing"
 VOCABULARY = Path(__file__).parent / "model" / "tokenizer.json"
 
@@ -199,7 +207,11 @@ def hyphens(text: str) -> list[Edit]:
         goes_on = _has_break(match[1]) and text[match.end() : match.end() + 1].isalnum()
         edits.append((match.start(), match.end() if goes_on else match.start(1), ""))
     found = _BROKEN.finditer(text) if _AT_END.search(text) else ()
-    broken = [match for match in found if _has_break(match[2]) and match[3].lower() not in SUSPENDED]
+    broken = [
+        match
+        for match in found
+        if _has_break(match[2]) and (match[3].lower() not in SUSPENDED or text[match.end(3) :][:1] == "-")
+    ]
     if broken:
         lower = text.lower()
         compounds = set(_COMPOUND.findall(lower))
@@ -219,7 +231,9 @@ def _is_one_word(first: str, second: str, compounds: set[tuple[str, str]], words
     if parts in compounds or both in words:
         return parts not in compounds
     known = known_words()
-    return both in known or not all(part in words or part in known for part in parts)
+    if both in known or _PREFIX.fullmatch(parts[0]) or _SUFFIX.fullmatch(parts[1]):
+        return True
+    return not _OWN_HYPHEN.fullmatch(parts[1]) and not all(part in words or part in known for part in parts)
 
 
 @cache

@@ -23,6 +23,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from .clean import ADJECTIVES
 from .words import FUNCTION_WORDS, JOINERS, Words
 
 NARROW = 40  # characters: whether a shorter line was cut short is unknown
@@ -72,7 +73,9 @@ _FIELD = r"^([A-Z][A-Za-z-]*+):[^\n]*+(?:\n[ \t]++\S[^\n]*+)*+(?:\n|\Z)"  # of a
 _FIELDS, _HEADER = re.compile(_FIELD, re.MULTILINE), re.compile(f"(?:{_FIELD}){{2,}}+", re.MULTILINE)
 _TLD = r"(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)"
 _REST = r"[^\s<>\"\u3000-\u9fff\uff00-\uffef]"  # of an address
-_SIGN = re.compile(rf"@|://|www\.|\.{_TLD}(?![\w-])|10\.[0-9]{{4,9}}/|(?<!\w)/\w|[~.}}]/|\$\w+/|:\\", re.IGNORECASE)
+_SIGN = re.compile(
+    rf"@|://|www\.|\.{_TLD}(?![\w-])|10\.[0-9]{{4,9}}/|(?<!\w)/\w|[~.}}]/|\$\w+/|:\\|\\\\\w|\w/\w", re.IGNORECASE
+)
 _PART = r"/[\w.@+-]++"  # of a path
 _ADDRESS = re.compile(
     rf"(?<![a-z0-9+])[a-z][a-z0-9+]{{1,15}}+://{_REST}++"
@@ -82,7 +85,8 @@ _ADDRESS = re.compile(
     # a host alone, unless it may be a name, such as Amazon.com
     rf"|(?<![\w.@-])(?=\w++-|[\w-]++\.[\w-]++\.)(?:[\w-]{{2,63}}+\.){{1,5}}(?-i:{_TLD})(?![\w-])"
     rf"|(?:\bdoi:\s?)?(?<![\w./])10\.[0-9]{{4,9}}/{_REST}++"
-    rf"|(?<![\w./])(?:(?:~|\.\.?|\$\w+|\$\{{\w+\}})(?:{_PART})++|(?:{_PART}){{2,}}+)/?|\b[a-z]:\\\S++",  # of files
+    rf"|(?<![\w./])(?:(?:~|\.\.?|\$\w+|\$\{{\w+\}})(?:{_PART})++|(?:{_PART}){{2,}}+)/?|(?:\b[a-z]:|\\)\\\S++"  # of files
+    r"|(?<![\w./-])(?:[\w-][\w.-]{0,60}/){1,12}+[\w-]{1,60}+\.[a-z][a-z0-9]{0,4}(?![\w/])",
     re.IGNORECASE,
 )
 _ATTRIBUTE = r"\s++[\w:.@-]++\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s\"'<>=`]++)"
@@ -100,8 +104,7 @@ _MIXED = "(?:[A-Za-z]*[a-z][A-Z][A-Za-z]*|[A-Z]{2,}[a-z]+|[A-Z][A-Za-z]*[0-9]+)"
 _BY_HYPHEN = re.compile(
     rf".+ [0-9].*|(?:[0-9][0-9.,]*|[1-9]D) .+|{_LETTER} .+|.+ {_LETTER}[0-9]{{0,2}}"
     rf"|(?:{_SHORT}|{_MIXED}) (?:{_SHORT}|{_MIXED})|{_LONG} {_MIXED}|{_MIXED} {_LONG}"
-    r"|.+ (?:free|like|related|specific|dependent|induced|mediated|driven|aware|oriented)"
-    r"|.+ (?:associated|resistant|positive|negative|deficient|soluble|preventable)"
+    rf"|.+ {ADJECTIVES}"
 )
 _BY_SLASH = re.compile(r"[A-Z0-9.]{1,2} [A-Z0-9.]+|[A-Z0-9.]+ (?:[A-Z0-9.]{1,2}|[0-9][0-9.]*)")
 

@@ -340,15 +340,12 @@ def without_nested(phrases: Sequence[dict], language: str | None = "english") ->
         phrases: with "keyphrase", best first.
         language: of the stems, see `words.stem`.
     """
-    kept, stems_of_kept = [], []
+    kept, known, text = [], set(), "\n"  # text: the known stems, a line for each phrase
     for phrase in phrases:
-        stems = tuple(spelling_stem(word, language) for word in split_phrase(phrase["keyphrase"]))
-        if not any(_contains(stems, other) or _contains(other, stems) for other in stems_of_kept):
+        stems = [spelling_stem(word, language) for word in split_phrase(phrase["keyphrase"])]
+        joined, n = f" {' '.join(stems)} ", len(stems)
+        if joined not in text and not any(tuple(stems[i:j]) in known for i in range(n) for j in range(i + 1, n + 1)):
             kept.append(phrase)
-            stems_of_kept.append(stems)
+            known.add(tuple(stems))
+            text += f"{joined}\n"
     return kept
-
-
-def _contains(words: tuple[str, ...], part: tuple[str, ...]) -> bool:
-    n = len(part)
-    return any(words[i : i + n] == part for i in range(len(words) - n + 1))

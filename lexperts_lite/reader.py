@@ -31,6 +31,15 @@ DEFAULT_WINDOW = 512  # sub-tokens, where neither the model nor the tokenizer ha
 ENOUGH_WORDS = 200  # a trained model finds a keyphrase in as many words of nearly all texts
 SAMPLE, PROSE = 200, 20  # words of a document by which its language is guessed, and the fewest that suffice
 FUNCTIONAL, KNOWN = 0.2, 0.6  # least shares of English words: a list has few function words, but known ones
+FOREIGN, NOT_ASCII = (
+    0.05,
+    0.25,
+)  # least shares of foreign function words, and of words with other letters: names have few
+_FOREIGN = """
+    der die und das ist nicht mit von dem ein eine auf sich les des une est dans pour que los las del por con una como il di che per
+    della sono nie jest na w z się och att som på det av til ikke het een voor zijn os uma não ve bir bu şi este și az egy je na
+"""
+FOREIGN_WORDS = frozenset(_FOREIGN.split()) - FUNCTION_WORDS
 LONG_DOCUMENT, INTERVAL = 50, 20  # windows of a document whose progress is shown, every so many seconds
 logger = logging.getLogger(__name__)
 
@@ -339,10 +348,12 @@ class KeyphraseReader(ABC):
 def warn_if_not_english(block: Block) -> bool:
     """Warns of the first document that seems not to be English, by its share of function words. Returns whether it has warned."""
     for number, document in enumerate(block.documents, block.first):
-        words = [word.lower() for word, _, _ in document.words[:SAMPLE] if word.isalpha()]
+        words = [word.lower() for word, _, _ in document.words[:SAMPLE] if any(map(str.isalpha, word))]
         if len(words) < PROSE or sum(word in FUNCTION_WORDS for word in words) >= FUNCTIONAL * len(words):
             continue
-        if sum(word in known_words() for word in words) < KNOWN * len(words):
+        foreign, other = sum(word in FOREIGN_WORDS for word in words), sum(not word.isascii() for word in words)
+        is_foreign = foreign >= FOREIGN * len(words) or other >= NOT_ASCII * len(words)
+        if is_foreign and sum(word in known_words() for word in words) < KNOWN * len(words):
             logger.warning(
                 f"Document {number} seems not to be English: few of its words are English function words. A model that was trained on "
                 "English texts finds little in it; language= sets the stemmer only."

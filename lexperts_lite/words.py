@@ -42,9 +42,12 @@ LANGUAGES = (
     "arabic", "danish", "dutch", "english", "finnish", "french", "german", "hungarian", "italian", "norwegian",
     "portuguese", "romanian", "russian", "spanish", "swedish",
 )  # fmt: skip
-# British spellings, and what is American in them: colour, fibre, catalogue, analyse
-_BRITISH = re.compile(r"(?<=..o)u(?=r)|(?<=[bt])re(?=s?$)|(?<=og)ue(?=s?$)|(?<=ly)s(?=e[drs]?$|ing$)")
-_AMERICAN = {"re": "er", "s": "z"}
+# British spellings, and what is American in them: colour, fibre, catalogue, analyse, organisation, defence, programme, anaemia, oedema
+_BRITISH = re.compile(
+    r"(?<=..o)u(?=r)|(?<=[bt])re(?=s?$)|(?<=og)ue(?=s?$)|(?<=ly)s(?=e[drs]?$|ing$)|(?<=[a-z]{3}i)s(?=e[drs]?$|ing$|ations?$)"
+    r"|(?<=[a-z]en)c(?=es?$)|(?<=gram)me(?=s?$)|(?<=[fhknp])a(?=e[cdm])|^o(?=e[ds])|(?<=rh)o(?=ea)"
+)
+_AMERICAN = {"re": "er", "s": "z", "c": "s"}
 _ELISIONS = {
     "french": re.compile(r"(?:[cdjlmnst]|(?:jus|lors|puis|quoi)?qu)['\u2019](?=\w)", re.IGNORECASE),
     "italian": re.compile(
@@ -197,6 +200,7 @@ def stem_phrase(phrase: str, language: str | None = "english") -> str:
     return " ".join(stem(word, language) for word in phrase.split())
 
 
+@lru_cache(maxsize=1 << 18)
 def spelling_stem(word: str, language: str | None = "english") -> str:
     """The stem by which keyphrases of a text are compared: as `stem`, but British spellings count as American ones.
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from math import inf
 
+import torch
 from transformers import AutoModel, AutoModelForTextEncoding, Pipeline, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
@@ -15,6 +16,7 @@ except ImportError:  # a checkpoint's own code, where Lexperts is not installed:
     CheckedConfigMixin = CheckedModelMixin = object  # type: ignore[assignment, misc]
 
 IGNORED = -100  # a label that is not scored
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # a child lacks the other threads, and would wait
 
 
 def lexperts_tools(module: str, what: str):

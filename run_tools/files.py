@@ -115,7 +115,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             content = yaml.load(file, Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
         raise UserError(f"{path} is not valid YAML: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} holds no mapping of options. Write one per line, such as seed: 1.")

@@ -14,7 +14,7 @@ def prepare_process(num_threads: int | None = None) -> None:
 
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # shapes of batches; it keeps code for each
     if num_threads or os.getpid() != PROCESS:
-        torch.set_num_threads(num_threads or 1)
+        torch.set_num_threads(num_threads if num_threads and os.getpid() == PROCESS else 1)
 
 
 class MemoryRelease:

@@ -90,7 +90,8 @@ class Source:
         elif self.kind in DELIMITERS:
             yield from csv_rows(io.TextIOWrapper(file, encoding, newline=""), self.delimiter or DELIMITERS[self.kind])
         elif self.kind != ".txt":
-            yield from json_rows(file, self.kind == ".json", self.encoding)
+            lines = io.TextIOWrapper(file, self.encoding) if self.encoding else file
+            yield from json_rows(lines, self.kind == ".json")
         elif self.is_file:
             lines = enumerate(io.TextIOWrapper(file, encoding), 1)
             yield from ((f"line {number}", {self.text_column: line.rstrip("\n")}) for number, line in lines)
@@ -114,27 +115,27 @@ class Source:
 def missing_columns(columns: Iterable[str], required: Iterable[str]) -> str | None:
     """Which required columns are missing, and which there are; `None` if none is."""
     missing = ", ".join(repr(name) for name in required if name not in columns)
-    return f"there is no {missing}; the columns are {', '.join(map(repr, columns))}" if missing else None
+    return f"there is no {missing}; the columns are {', '.join(map(repr, islice(columns, 50)))}" if missing else None
 
 
-def json_rows(file, is_whole: bool, encoding: str | None) -> Iterator[tuple[str, Any]]:
+def json_rows(file, is_whole: bool) -> Iterator[tuple[str, Any]]:
     """The number and the value of each line that is not blank; with `is_whole`, also of an array of rows, or of one."""
     if is_whole:
         content = file.read()
-        value = parse_json(content, encoding)
+        value = parse_json(content)
         if not isinstance(value, ValueError):
             rows = enumerate(value if isinstance(value, list) else [value], 1)
             yield from ((f"element {number}", row) for number, row in rows)
             return
-        file = content.split(b"\n")
+        file = content.split("\n" if isinstance(content, str) else b"\n")
     lines = enumerate(file, 1)
-    yield from ((f"line {number}", parse_json(line, encoding)) for number, line in lines if line.strip())
+    yield from ((f"line {number}", parse_json(line)) for number, line in lines if line.strip())
 
 
-def parse_json(content: bytes, encoding: str | None) -> Any:
+def parse_json(content: bytes | str) -> Any:
     """The value of a text, or a `ValueError` that says why it has none."""
     try:
-        return json.loads((content.decode(encoding) if encoding else content).rstrip())
+        return json.loads(content.rstrip())
     except (ValueError, RecursionError) as error:
         return ValueError(f"it is not valid JSON ({error})")
 

@@ -65,7 +65,11 @@ def extract(
     options: dict = {name: context.params[name] for name in (*names, "trust_remote_code")}
     options["top_k"] = 10 if top_k is None and candidates is None else top_k
     options |= {} if language is None else {"language": None if language == "none" else language}
-    options |= {} if candidates is None else {"candidates": read_lines(candidates)}
+    options |= (
+        {}
+        if candidates is None
+        else {"candidates": [line for row in read_text(candidates).splitlines() if (line := row.strip())]}
+    )
     extractor = KeyphraseExtractor(model, text_column, title_column, **options)
     more: dict = {"check": extractor.check, "keep": keep or (), "id_column": id_column, "types": extractor.types}
     more["results"] = ("keyphrases", "scores") if output.suffix in (".csv", ".tsv") else ("keyphrases",)
@@ -73,9 +77,12 @@ def extract(
     file_options.write_results(extractor.open, rows, context.params, files, 16 * batch_size, **more)
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file that are not blank."""
-    return [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+def read_text(path: Path) -> str:
+    """The content of a text file. Raises a `UserError` if it is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8: {error.reason} at byte {error.start}. Convert it.") from error
 
 
 @app.command()
@@ -150,17 +157,13 @@ def show(
 
     if os.path.lexists(output) and not (output.is_file() and is_page(output)):
         raise UserError(f"--output {str(output)!r} exists, and is not a page of this command. Choose another name.")
-    texts = []
-    for file in files:
-        try:
-            texts.append(file.read_text(encoding="utf-8-sig"))
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file} is not UTF-8: {error.reason} at byte {error.start}. Convert it.") from error
+    texts = [read_text(file) for file in files]
+    names = [os.fsencode(file).decode(errors="replace") for file in files]
     prepare_process()
     results = open_extractor(model, device=device)(texts, top_k=top_k, style=style)
-    for file, phrases in zip(files, results, strict=True):
+    for file, phrases in zip(names, results, strict=True):
         print(f"{file}\n    " + "; ".join(f"{phrase['keyphrase']} ({phrase['score']:.2f})" for phrase in phrases))
-    output.write_text(render_page(texts, results, [str(file) for file in files]), encoding="utf-8")
+    output.write_text(render_page(texts, results, names), encoding="utf-8")
     print(f"wrote {output}")
 
 

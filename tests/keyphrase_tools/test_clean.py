@@ -29,6 +29,8 @@ MARK = f" {SEPARATOR} "  # of a symbol
         ("wave-\nlet, a wavelet", "wavelet, a wavelet"),  # both halves are words, but the text has the whole
         ("zorb-\nquux; a zorb, a quux", "zorb-quux; a zorb, a quux"),  # words of the text
         ("Navier--Stokes, Karush--Kuhn--Tucker", "Navier-Stokes, Karush-Kuhn-Tucker"),  # LaTeX's dash
+        ("over-\nfitting, hash-\ning, gluten-\nfree, fine-\ngrained", "overfitting, hashing, gluten-free, fine-grained"),
+        ("end-\nto-end, pre-\nto post-war", "end-to-end, pre-\nto post-war"),
         # PDFs' minus, ions, footnotes, Markdown
         ("lithium\u2212ion, Ca\u00b2\u207a, m\u00b2, storage\u00b9", "lithium-ion, Ca2+, m\u00b2, storage"),
         ("_graph cuts_ and __min flow__ in __init__ of a_b_", "graph cuts and min flow in __init__ of a_b_"),

@@ -116,3 +116,13 @@ def test_ranked_phrases_are_ordered_distinct_and_in_their_places(chunks, random)
 def test_of_phrases_inside_each_other_the_best_stays(found, kept):
     phrases = [{"keyphrase": name} for name in found]
     assert without_nested(phrases) == [phrases[i] for i in kept]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map(" ".join), max_size=12, unique=True))
+def test_of_all_pairs_inside_each_other_one_stays(found):
+    kept = []
+    for phrase in found:
+        if not any(f" {phrase} " in f" {other} " or f" {other} " in f" {phrase} " for other in kept):
+            kept.append(phrase)
+    assert [phrase["keyphrase"] for phrase in without_nested([{"keyphrase": name} for name in found])] == kept

@@ -40,6 +40,8 @@ def test_forms_of_a_phrase_have_equal_stems(language, one, other, same):
     ("french", "bateau, bateaux; l'eau et eau", {"bateau": 2, "l'eau": 2, "et": 1}),
     (None, "turbine turbines Turbine", {"turbine": 2, "turbines": 1}),
     ("english", "fibre fiber, analysed analyzed, dialogues dialog; four", {"fibre": 2, "analysed": 2, "dialogues": 2, "four": 1}),
+    ("english", "organisations organization, anaemia anemia; defence defense, programme program, oedema edema", {
+        "organisations": 2, "anaemia": 2, "defence": 2, "programme": 2, "oedema": 2}),
     ("english", "turbine turbines, colour color", {"turbine": 2, "colour": 2}), ("german", "colour color", {"colour": 1, "color": 1}),
 ])  # fmt: skip
 def test_mentions_with_equal_stems_of_the_language_are_one_keyphrase(everything, language, text, expected):
@@ -84,6 +86,17 @@ def test_every_keyphrase_of_the_texts_occurs_by_the_stems_of_its_language_and_is
     assert len(found) == 9 and all(c["score"] > 0 and row["text"][c["start"] : c["end"]] for c in found)
     missed = find_keyphrases(words, row["keyphrases"]).count([])  # by English stems
     assert missed >= {"german": 2, "french": 1}.get(language, 0) and (missed == 0 or language not in ("english", None))
+
+
+@pytest.mark.parametrize("text", [
+    "Senior DevOps Engineer. Kubernetes, Terraform, Ansible, Prometheus, Grafana, Jenkins, GitLab, Helm, Istio, Envoy, Kafka, RabbitMQ",
+    "paracetamol, ibuprofen, amoxicillin, metformin, atorvastatin, omeprazole, salbutamol, ramipril, bisoprolol, furosemide, sertraline",
+    "Jos\u00e9 Garc\u00eda, Zo\u00eb M\u00fcller, Anna Kowalska, John Smith, Mary Okafor, Ben Tanaka, Lena Petrov, Tom Rossi, Eva Larsen, Jan Novak",
+])  # fmt: skip
+def test_a_list_of_names_is_no_other_language(everything, text, caplog):
+    everything._warned_of_language = False
+    everything(text + ". " + text)
+    assert not any("English" in record.getMessage() for record in caplog.records)
 
 
 @each_row

