@@ -108,6 +108,17 @@ def test_the_first_piece_of_a_word_begins_it(offsets, spans, is_first, expected)
 # ---- whose probabilities count
 
 
+@pytest.mark.parametrize("overlap", [0, 3, 6])
+def test_a_word_is_read_where_it_is_furthest_from_a_cut_or_else_first_in_any_order(tiny_tokenizer, overlap):
+    windows = windows_of(tiny_tokenizer, "a " * 60, max_length=14, overlap=overlap)
+    places = [[(w.edge_distance[w.word_starts == i].max(initial=-1), -w.number) for w in windows] for i in range(60)]
+    for order in (windows, windows[::-1]):
+        probabilities = WordProbabilities([60])
+        for window in order:
+            probabilities.add(window, np.full((len(window.word_starts), 3), window.number))
+        assert probabilities.document(0)[:, 0].tolist() == [-max(place)[1] for place in places]
+
+
 @pytest.mark.parametrize("first_word, labels", [
     ([0.1, 0.8, 0.1], [1, 2, 2]), ([0.1, 0.2, 0.7], [2, 2, 2]), ([0.8, 0.1, 0.1], [0, 0, 0]),
     ([0.4, 0.3, 0.3], [0, 0, 0]),  # B and I together are more likely than O, but the first word is labelled O

@@ -202,6 +202,13 @@ def test_an_expert_with_another_vocabulary_is_accepted_with_the_base_s(experts, 
     assert torch.equal(found["model.norm.weight"], mean.float())
 
 
+def test_with_the_base_s_tokenizer_embeddings_are_in_no_mean(experts, tmp_path):
+    """Vocabularies of one size may have other tokens."""
+    folders, name = experts(3), "model.embed_tokens.weight"
+    compose(recipe_of(folders[:2], average="mean", tokenizer="base"), tmp_path / "out")
+    assert torch.equal(read_tensors(tmp_path / "out")[name], read_tensors(folders[0])[name])
+
+
 def test_what_a_user_should_know_is_a_warning(experts, tmp_path):
     folders = [tmp_path / name for name in NAMES[:2]]
     for folder, source in zip(folders, experts(3), strict=False):

@@ -79,6 +79,13 @@ def test_an_extracted_expert_is_a_dense_model(name, experts, tmp_path):
     assert windows[0] == windows[1]  # the class of a mistral has one of 4096 by default
 
 
+def test_an_expert_of_a_lexicon_mixture_has_no_window(experts, tmp_path):
+    """The class of a mixture has no such field, and that of the expert one of 4096 by default."""
+    compose(recipe_of(experts(2, "mistral"), format="lexicon"), tmp_path / "out")
+    extract(tmp_path / "out", "ships", tmp_path / "dense")
+    assert opened(tmp_path / "dense").config.sliding_window is None
+
+
 @pytest.mark.parametrize("name", [n for n in STOCK if FAMILIES[MODELS[n][0]].lexicon is not None and "window" not in n])
 def test_a_mixture_is_exported_to_lexicon_and_back(name, experts, tmp_path):
     compose(recipe_of(experts(3, name)), tmp_path / "out")

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from merge_tools import add, compose, inspect, remove, verify
 from merge_tools.gates import HELD_OUT_SHARE, encode_beginnings
 from merge_tools.ridge import HELD_OUT_TOKENS, MomentSum, fit_scale, held_out_logits
+from merge_tools.texts import read_samples
 from run_tools.errors import UserError
 
 from .conftest import open_model, read_tensors, recipe_of, same_tensors
@@ -153,6 +154,13 @@ def test_the_same_samples_are_an_error_and_few_are_a_warning(experts, samples, t
     (tmp_path / "few.txt").write_text("owl nest\nwing egg\n")
     warnings = compose(ridge_recipe(folders, {**samples, "birds": tmp_path / "few.txt"}), tmp_path / "few")["warnings"]
     assert len(warnings) == 1 and "birds has" in warnings[0]
+
+
+def test_a_repeated_sample_counts_once(tmp_path):
+    """It would be among the texts that are held out and among the others."""
+    (tmp_path / "samples.txt").write_text("one\ntwo\none\n")
+    with pytest.warns(UserWarning, match=r"samples\.txt: 1 "):
+        assert read_samples(tmp_path / "samples.txt") == ["one", "two"]
 
 
 def test_more_tokens_are_read_if_a_recipe_asks_for_them(experts, samples, tmp_path):
