@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import ModelCard, ModelCardData
 
 import lexperts  # noqa: F401
-from run_tools.cards import BLANK, is_blank
+from run_tools.cards import BLANK, is_blank, make_table
 from tests.hub_process import BASE
 from tests.tiny_models import CASES, make_model
 
@@ -32,6 +32,13 @@ def test_a_card_says_what_a_model_is_and_how_to_open_it(name, tmp_path):
     assert opens in card.text and f"{model.num_parameters():,} parameters" in card.text
     compile(card.text.split("```python\n")[1].split("```")[0], "README.md", "exec")
     assert not is_blank(card.content) and model.write_model_card(tmp_path) is None
+    (other := tmp_path / "other").mkdir()
+    assert "# two\n" in model.write_model_card(other, repo_id="one/two").read_text(encoding="utf-8")
+
+
+def test_a_table_has_a_head_and_escapes_bars():
+    assert make_table(("a|b", "c"), [(1, "<i>")]) == "| a\\|b | c |\n| --- | --- |\n| 1 | <i> |"
+    assert make_table(("a",), []) == ""
 
 
 def test_a_blank_card_is_no_card_and_its_tags_are_kept(tmp_path):
