@@ -41,6 +41,11 @@ def check_sources(recipe: Recipe, base: Source, experts: list[Source]) -> list[s
         if expert.adapter and not expert.adapter.changes_mlp:
             lost = " Its changes are lost with average: base." if recipe.average == "base" else ""
             warnings.append(f"{expert.name}: its adapter changes no MLP, so routing to it has no effect.{lost}")
+        if (adapter := expert.adapter) and recipe.average == "base" and not adapter.base.samefile(base.folder):
+            over = Source(expert.name, expert.origin, adapter.base)
+            shared = [n for n, spec in over.specs.items() if ".mlp." not in n and base.specs.get(n) == spec]
+            if any(not torch.equal(over[n], base[n]) for n in shared):
+                warnings.append(f"{expert.name}: its adapter is over {adapter.base}, another model than {base.name}.")
     return warnings
 
 
@@ -97,10 +102,8 @@ def compare_tensors(recipe: Recipe, base: Source, expert: Source) -> None:
     for name in VOCABULARY:
         if ours.get(name) != theirs.get(name) and None not in (ours.get(name), theirs.get(name)):
             if recipe.tokenizer is None:
-                raise UserError(
-                    f"{expert.name}: its vocabulary has {theirs[name][0]} rows, but {ours[name][0]} in {base.name}. To keep that of "
-                    f"{base.name}, write tokenizer: base."
-                )
+                rows = f"{theirs[name][0]} rows, but {ours[name][0]} in {base.name}"
+                raise UserError(f"{expert.name}: its vocabulary has {rows}. To keep the latter, write tokenizer: base.")
             theirs[name] = ours[name]
     compare_shapes(expert, theirs, ours, f"{base.name} has")
 
@@ -120,10 +123,8 @@ def compare_tokenizers(base: Source, expert: Source) -> None:
         return
     ours, theirs = (read_tokenizer(source.folder)[1] for source in (base, expert))
     if part := next((part for part in TOKENIZER_PARTS if ours.get(part) != theirs.get(part)), None):
-        raise UserError(
-            f"{expert.name}: its tokenizer differs from that of {base.name} in {part}, so that texts have other ids. To write that of "
-            f"{base.name} anyway, write tokenizer: base."
-        )
+        problem = f"its tokenizer differs from that of {base.name} in {part}, so that texts have other ids"
+        raise UserError(f"{expert.name}: {problem}. To write that of {base.name} anyway, write tokenizer: base.")
 
 
 def chat_template(folder: Path) -> str | None:

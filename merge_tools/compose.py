@@ -46,7 +46,7 @@ def compose(
         changes: keys of the recipe to replace.
 
     Returns:
-        `out`, `format`, `experts`, `tensors`, `bytes`, `parameters`, `active_parameters` (those that are active per token) and `warnings`.
+        `out`, `format`, `experts`, `gate_mode`, `average`, `tensors`, `bytes`, `parameters`, `active_parameters` (per token) and `warnings`.
 
     Raises:
         UserError: for the first thing that is wrong with the recipe or a source. Nothing is written then.
@@ -61,7 +61,8 @@ def compose(
         hashes = Hashes([] if dry_run else [base, *experts])
         gates = make_gates(recipe, base, experts, folder)
         items = mixture_items(recipe, base, experts, kind, gates.values, factors) + centroids
-        summary = {"out": str(out), "experts": recipe.names, **summarize(recipe, kind, items)}
+        summary = {"out": str(out), "experts": recipe.names, "gate_mode": recipe.gate_mode, "average": recipe.average}
+        summary |= summarize(recipe, kind, items)
         if not dry_run:
             write_tensors(folder, items, shard_bytes)
             write_config(folder, mixture_config(recipe, base, kind, *(item.shape[1] for item in centroids)))

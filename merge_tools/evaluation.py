@@ -119,12 +119,9 @@ def evaluate(
     for model in models:
         if last >= (rows := model.specs["model.embed_tokens.weight"][1][0]):
             raise UserError(f"The texts have the token {last}, but the embeddings of {model.name} have {rows} rows.")
-    folders = dict.fromkeys(model.folder for model in models)  # one that is listed twice is read once
-    folders = tqdm(folders, desc="losses", unit="model", disable=None)
-    nats = {
-        folder: losses_of(folder, windows, device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        for folder in folders
-    }
+    folders = tqdm(dict.fromkeys(model.folder for model in models), desc="losses", unit="model", disable=None)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    nats = {folder: losses_of(folder, windows, device) for folder in folders}
     found = {}
     for name, own in windows.items():
         of_mixture, of_base, *of_experts = (nats[model.folder][name] for model in models)

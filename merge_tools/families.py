@@ -116,7 +116,5 @@ FAMILIES = {
 def family_of(model_type: str) -> Family:
     """The family of a dense model. Raises a `UserError` with the supported families for any other."""
     if model_type not in FAMILIES:
-        raise UserError(
-            f"model_type is {model_type!r:.60}; models of these types can be merged: {', '.join(FAMILIES)}."
-        )
+        raise UserError(f"model_type is {model_type!r:.60}; these types can be merged: {', '.join(FAMILIES)}.")
     return FAMILIES[model_type]

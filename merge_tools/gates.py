@@ -112,14 +112,14 @@ def text_vectors(base: Source, layers: list[int], mode: str):
     A prompt is encoded as by mergekit-moe: the first special token, then the text without special tokens. A `UserError` is raised for one
     without tokens, and for one that is too long.
     """
-    from transformers import AutoModel
+    from transformers import AutoModelForCausalLM  # AutoModel would report the output layer as unexpected
 
     tokenizer, longest = open_tokenizer(base.folder), base.config.max_position_embeddings
     if mode == "cheap_embed":
         table = base["model.embed_tokens.weight"]
     else:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        model = open_model(AutoModel, base.folder, dtype="auto").eval().to(device)
+        model = open_model(AutoModelForCausalLM, base.folder, dtype="auto").eval().base_model.to(device)
 
     def vectors(text: str) -> torch.Tensor:
         ids = tokenizer((tokenizer.bos_token or "") + text, add_special_tokens=False, return_tensors="pt")["input_ids"]
@@ -150,7 +150,7 @@ def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, lay
     Raises:
         UserError: for samples that cannot be used, and states that are not finite. The message names the expert.
     """
-    from transformers import AutoModel
+    from transformers import AutoModelForCausalLM
 
     texts = read_samples(Path(expert.samples or ""))
     # of a sorted file the first would be of one kind
@@ -160,7 +160,8 @@ def collect_statistics(recipe: Recipe, expert: ExpertRecipe, source: Source, lay
     longest = min(source.config.max_position_embeddings, LONGEST)
     ids = encode_beginnings(texts, lambda text: tokenizer(text, verbose=False)["input_ids"], enough, longest)
     dtype = getattr(torch, recipe.dtype) if recipe.dtype else "auto"
-    model = open_model(AutoModel, source.folder, dtype=dtype).eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = open_model(AutoModelForCausalLM, source.folder, dtype=dtype).eval().base_model.to(device)
     sums = {layer: MomentSum(width) for layer in layers}
     seen: dict[int, torch.Tensor] = {}
     for layer in layers:

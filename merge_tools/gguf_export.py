@@ -38,10 +38,11 @@ def export_gguf(mixture: str | Path, out: str | Path) -> dict[str, Any]:
     the mixture, or `out` exists.
     """
     folder, out = Path(mixture).expanduser(), Path(out).expanduser().resolve()
-    kind = MIXTURES.get(str(model_type := read_json(folder / "config.json").get("model_type")))
-    if not kind or not kind.gguf:
-        able = ", ".join(name for name, known in MIXTURES.items() if known.gguf)
-        raise UserError(f"{folder}: model_type is {model_type!r:.60}; for GGUF, export it as one of {able} first.")
+    config, kinds = read_json(folder / "config.json"), {name: kind for name, kind in MIXTURES.items() if kind.gguf}
+    if (model_type := str(config.get("model_type"))) not in kinds:
+        way = " Export it as one of them first." * (model_type == "lexicon" and not config.get("attention_bias"))
+        raise UserError(f"{folder}: model_type is {model_type!r:.60}, but llama.cpp has {', '.join(kinds)}.{way}")
+    kind = kinds[model_type]
     source = Source("mixture", str(mixture), folder)
     check_config(source, kind)
     size = getattr(source.config, "head_dim", None) or source.config.hidden_size // source.config.num_attention_heads

@@ -46,10 +46,9 @@ class Mixture:
         self.source = Source("mixture", str(folder), self.folder)
         self.kind, self.names = FORMATS[self.record["format"]], self.recipe.names
         self.shared_from: list[str] = self.record.get("shared_from", self.names)
-        if unknown := [name for name in self.moved if name not in (*self.names, "base")]:
-            raise UserError(
-                f"No source {unknown[0]!r} could be moved.{did_you_mean(unknown[0], [*self.names, 'base'])}"
-            )
+        known = [*self.names, "base"]
+        if unknown := next((name for name in self.moved if name not in known), None):
+            raise UserError(f"No source {unknown!r} could be moved.{did_you_mean(unknown, known)}")
         self.shared = View(self, "base", None)
         self.views = [View(self, name, index) for index, name in enumerate(self.names)]
         if missing := [v.name for v in self.views if v.specs != self.shared.specs]:

@@ -3,6 +3,7 @@ weights are the default with `base_model` and prompts, and a key that is not sup
 """
 
 import os
+import re
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, fields
 from itertools import count
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 
-from run_tools.errors import UserError, did_you_mean, one_line, short_repr
+from run_tools.errors import UserError, did_you_mean, short_repr
 from run_tools.files import read_yaml
 
 from .families import MIXTURES
@@ -38,12 +39,11 @@ OTHER_KEYS = {
     "allow": "Write tokenizer: base to accept experts with another vocabulary.",
 }
 OTHER_VALUES = {
-    **{("average", name): MERGED_BEFORE for name in ("slerp", "ties", "dare", "dare_ties", "dare_linear")},
-    **{
-        ("gate_mode", name): "Use hidden or ridge."
-        for name in ("hidden_avg", "hidden_last", "router_input", "centroid", "anchor")
-    },
+    "average": (MERGED_BEFORE, ("slerp", "ties", "dare", "dare_ties", "dare_linear")),
+    "gate_mode": ("Use hidden or ridge.", ("hidden_avg", "hidden_last", "router_input", "centroid", "anchor")),
 }
+TEXT = "a text (in quotes, if it has a colon or is a number)"
+KINDS = {"list": f"{TEXT}, or a list of these", "float": "a number", "int": "a whole number", "str": TEXT}
 ARCHITECTURES = {"mixtral": "mixtral", "qwen moe": "qwen2_moe", "qwen3 moe": "qwen3_moe"}  # mergekit's -> the format
 
 
@@ -144,9 +144,7 @@ def read_recipe(source: Recipe | dict | str | Path, **changes) -> Recipe:
         source = read_yaml(Path(source).expanduser())
     dense = source.keys() & {"merge_method", "models", "slices"}
     if dense and "experts" not in source:
-        raise UserError(
-            f"The recipe has {min(dense)}: it is one of mergekit-yaml, for a dense model. Run it with mergekit."
-        )
+        raise UserError(f"The recipe has {min(dense)}: it is for a dense model. Run it with mergekit-yaml.")
     options = {**source, **changes}
     given = options.get("experts")
     if not isinstance(given, list | tuple) or len(given) < 2:
@@ -165,7 +163,7 @@ def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | No
 
     Raises a `UserError` for a key or a value that is not known, or of another type.
     """
-    known = [f.name for f in fields(kind)]
+    known = {f.name: f.type for f in fields(kind)}
     values: dict[str, Any] = {}
     for name, value in options.items():
         if name in OTHER_KEYS and (value in (None, 0, []) or (name, value) == ("residual_scale", 1)):
@@ -175,20 +173,26 @@ def read_keys(kind: type, where: str, options: dict[str, Any], folder: Path | No
             raise UserError(f"Unknown key {short_repr(name)} in {where}.{way}")
         if isinstance(value, str | Path):
             value = str(SAME.get((name, str(value)), value))
-            if advice := OTHER_VALUES.get((name, value)):
+            advice, others = OTHER_VALUES.get(name, ("", ()))
+            if value in others:
                 raise UserError(f"{name}: {value} is not supported. {advice}")
             if not value.strip():
                 raise UserError(f"{name} in {where} is empty.")
             if name in PATHS:
-                paths = [Path(part).expanduser() for part in value.split("+")]  # MODEL+ADAPTER
+                paths = [Path(os.path.expanduser(part)) for part in value.split("+")]  # MODEL+ADAPTER
                 value = "+".join(str(folder / p if folder and (folder / p).exists() else p) for p in paths)
             value = [value] if name.endswith("_prompts") else value
         if value is not None:
             values[name] = value
     try:
         return kind(**values)
-    except (TypeError, StrictDataclassError) as error:  # a TypeError for the only field without a default
-        raise UserError(f"{where}: {one_line(error)}") from error
+    except TypeError as error:  # of the only field without a default
+        raise UserError(f"{where} has no source_model.") from error
+    except StrictDataclassFieldValidationError as error:
+        hint = str(known[name := str(error).split("'")[1]])
+        allowed = "one of " + ", ".join(re.findall(r"'(\w+)'", hint)) if "Literal" in hint else ""
+        allowed = allowed or next(text for part, text in KINDS.items() if part in hint)
+        raise UserError(f"{where}: {name}: {short_repr(values[name])} is not {allowed}.") from error
 
 
 def name_experts(experts: list[ExpertRecipe]) -> None:
@@ -212,12 +216,17 @@ def name_experts(experts: list[ExpertRecipe]) -> None:
 
 
 def set_defaults(recipe: Recipe) -> None:
-    """Sets `average` and `gate_mode`, whose defaults depend on other keys."""
-    complete = all(expert.positive_prompts for expert in recipe.experts) or recipe.gate_mode == "random"
-    like_mergekit = bool(recipe.base_model) and recipe.is_stock and complete
+    """Sets `average` and `gate_mode`, whose defaults depend on other keys. Raises a `UserError` for texts that the default gates ignore."""
+    lacking = [expert.name for expert in recipe.experts if not expert.positive_prompts]
+    like_mergekit = bool(recipe.base_model) and recipe.is_stock and (not lacking or recipe.gate_mode == "random")
     recipe.average = recipe.average or ("base" if like_mergekit else "mean")
-    default = "none" if recipe.routing_policy == "domain" else "hidden" if like_mergekit else "random"
-    recipe.gate_mode = recipe.gate_mode or default  # type: ignore[assignment]
+    default: GateMode = "none" if recipe.routing_policy == "domain" else "hidden" if like_mergekit else "random"
+    given = [key for key in ("samples", "positive_prompts") if any(getattr(expert, key) for expert in recipe.experts)]
+    if not recipe.gate_mode and (unused := [key for key in given if key != TEXTS_OF.get(default)]):
+        why = "there is no base_model" if recipe.is_stock and not recipe.base_model else "gate_mode: hidden does"
+        why = "gate_mode: ridge does" if unused[0] == "samples" else f"{lacking[0]!r} has none" if lacking else why
+        raise UserError(f"gate_mode: {default}, the default here, does not use the {unused[0]}: {why}. Set gate_mode.")
+    recipe.gate_mode = recipe.gate_mode or default
 
 
 def check_values(recipe: Recipe) -> None:
@@ -228,9 +237,7 @@ def check_values(recipe: Recipe) -> None:
     lacking = next((e.name for e in recipe.experts if needed and not getattr(e, needed)), None)
     problems = {
         f"experts_per_token={k} must be 1 to {len(weights)}, the number of experts.": not 1 <= k <= len(weights),
-        f"weight must be at least 0, and larger for one expert: {weights}.": not (
-            min(weights) >= 0 < sum(weights) < 1e9
-        ),
+        f"weight must be at least 0, and larger for one expert: {weights}.": not min(weights) >= 0 < sum(weights) < 1e9,
         "average: base needs base_model, which has these weights.": recipe.average == "base" and not base,
         f"rank: {rank} must be at least 1, and needs base_model.": rank is not None and (rank < 1 or not base),
         f"seed={recipe.seed} must be at least 0.": recipe.seed < 0,

@@ -90,9 +90,7 @@ class MomentSum:
         if not self.count or not sum(map(len, self._held_out)):
             raise UserError("its samples have too few tokens to hold some out. Add samples.")
         if not (np.isfinite(self.gram).all() and np.isfinite(self.total).all()):
-            raise UserError(
-                "its hidden states on its samples are not finite numbers. Use an earlier checkpoint, or bfloat16 instead of float16."
-            )
+            raise UserError("its states on its samples are not finite. Use an earlier checkpoint, or not float16.")
         second = np.concatenate([row[i:] for i, row in enumerate(self.gram / self.count)])
         held_out = torch.cat(self._held_out).float().cpu().numpy()
         chosen = np.linspace(0, len(held_out) - 1, min(len(held_out), HELD_OUT_TOKENS)).round().astype(int)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import warnings
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,7 +186,7 @@ def open_source(name: str, origin: str, base_model: str | None = None, folder: P
 
 def locate(origin: str) -> Path:
     """The folder of a path, a packaged model, or a snapshot of a Hub repository, which is downloaded. Raises a `UserError` if there is none."""
-    path = Path(origin).expanduser()
+    path = Path(os.path.expanduser(origin))  # `Path.expanduser` fails for an unknown user
     if path.is_dir():
         return path
     if origin in PACKAGED_MODELS:
@@ -234,6 +235,8 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(CHANGED_BASE):
         raise UserError(f"{name}: {folder} was initialised by {start}, which changes its base. {MERGE_FIRST}")
+    if (base / "adapter_config.json").is_file():
+        raise UserError(f"{name}: {folder} is an adapter over {base}, which is an adapter too. {MERGE_FIRST}")
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
@@ -246,9 +249,11 @@ def open_adapter(name: str, origin: str, folder: Path, base: Path) -> Source:
         model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", **options)
         if rows:  # whole embeddings, which peft saves if they were resized for new tokens
             model.resize_token_embeddings(rows[0])
-        with_adapter = PeftModel.from_pretrained(model, folder)
-        different = stored ^ set(get_peft_model_state_dict(with_adapter))
-        if unused := [name for name in sorted(different) if not name.endswith(VOCABULARY)]:
+        with warnings.catch_warnings():  # of transformers, about what peft reads
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            with_adapter = PeftModel.from_pretrained(model, folder)
+        different = stored ^ set(get_peft_model_state_dict(with_adapter, save_embedding_layers=False))
+        if unused := [name for name in sorted(different) if not name.endswith((*VOCABULARY, ".base_layer.weight"))]:
             raise UserError(f"{unused[0]!r} is only in its file, or only in the model that its settings give")
         with_adapter.merge_and_unload(safe_merge=True).save_pretrained(scratch.name)
     except Exception as error:  # whatever peft and transformers raise

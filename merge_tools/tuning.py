@@ -98,9 +98,7 @@ def freeze_all_but_gates(model) -> dict[int, torch.nn.Parameter]:
     """Freezes everything except the gates, which are returned by layer. Raises a `UserError` if they cannot learn from texts."""
     config, gates = model.config, gates_of(model)
     if (policy := getattr(config, "routing_policy", "token")) != "token":
-        raise UserError(
-            f"routing_policy is {policy}: its gates read a prompt, and are not tuned. Compose it with gate_mode: ridge."
-        )
+        raise UserError(f"routing_policy is {policy}: its gates read a prompt. Compose it with gate_mode: ridge.")
     if not gates:
         raise UserError(f"model_type {config.model_type!r} has no gates. Give a mixture of experts.")
     if config.num_experts_per_tok == 1 and (config.model_type == "mixtral" or getattr(config, "norm_topk_prob", False)):

@@ -8,13 +8,14 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 from run_tools.errors import UserError
+from run_tools.files import locked
 
 from .sources import DTYPES, INDEX
 
@@ -105,13 +106,13 @@ def write_tensors(folder: Path, items: list[Item], shard_bytes: int = SHARD_BYTE
             one = len(shards) == 1
             name = "model.safetensors" if one else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             placed |= {item.name: name for item in shard}
-            with open(folder / name, "wb") as file:
+            with locked(folder / name) as file:  # names a file that the disk has no room for
                 write_shard(file, shard, bar)
     if len(shards) > 1:
         write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": placed})
 
 
-def write_shard(file: BinaryIO, items: list[Item], bar: tqdm) -> None:
+def write_shard(file: IO[bytes], items: list[Item], bar: tqdm) -> None:
     """Writes one safetensors file, and waits until it is on the disk."""
     header: dict[str, dict] = {"__metadata__": {"format": "pt"}}
     start = 0

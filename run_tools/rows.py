@@ -45,7 +45,9 @@ class Source:
             found = [one for one in found if own not in one and not re.search(r"(^|/)[._]", self.place(one))]
         kinds = {one: match[1] for one in sorted(found) if (match := SUFFIX.search(one.lower()))}
         if not kinds:
-            raise FileNotFoundError(f"{source} is not a {FORMATS} file, and no folder or pattern of these.")
+            exists = self.is_file or is_folder or re.search(r"[*?\[]", path)
+            kind = f"is not a {FORMATS} file, and no folder or pattern of these" if exists else "does not exist"
+            raise FileNotFoundError(f"{source} {kind}.")
         self.paths, self.kind = list(kinds), next(iter(kinds.values()))
         if len(set(kinds.values())) > 1:
             raise UserError(f"{source} has {', '.join(sorted(set(kinds.values())))} files. Pass files of one format.")

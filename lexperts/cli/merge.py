@@ -1,5 +1,6 @@
 """`lexperts merge`: each command calls the function of `merge_tools` of the same name."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,8 +34,13 @@ def read_pairs(option: str, pairs: list[str] | None) -> dict[str, str]:
 
 
 def tools():
-    """`merge_tools`, which imports torch."""
+    """`merge_tools`, which imports torch. Transformers' progress bars are, like our own, only for terminals."""
+    from transformers.utils import logging
+
     import merge_tools
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
 
     return merge_tools
 

@@ -23,7 +23,8 @@ def summary(result: dict[str, Any]) -> str:
         "parameters": f"{result['parameters']:,}, {result['active_parameters']:,} active per token",
         "size": f"{result['bytes'] / 1e9:.3g} GB in {result['tensors']} tensors",
     }
-    return table([*content.items(), *([("pushed to", result["pushed_to"])] if "pushed_to" in result else [])])
+    shown = {"gates": "gate_mode", "average": "average", "pushed to": "pushed_to"}
+    return table([*content.items(), *((label, result[key]) for label, key in shown.items() if key in result)])
 
 
 def mixture(result: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ ADAPTERS = {
     },
     "rslora": {"target_modules": MLP, "use_rslora": True},
     "dora": {"target_modules": MLP, "use_dora": True},
+    "on the embeddings": {"target_modules": ["embed_tokens", "up_proj"]},
     "with a head of its own": {"target_modules": MLP, "modules_to_save": ["lm_head"]},
     "with embeddings of its own": {"target_modules": ["up_proj"], "modules_to_save": ["embed_tokens", "norm"]},
 }  # fmt: skip
@@ -71,6 +72,17 @@ def test_an_adapter_that_changes_no_mlp_is_a_warning(experts, tmp_path):
     assert "adapted" in warning and "average: base" in warning
 
 
+def test_an_adapter_over_another_model_than_the_base_is_a_warning(experts, tmp_path):
+    """A copy of the base is not another one, and a mean over whole experts has what each adapter was trained over."""
+    base, other = experts(2)
+    adapter, _ = adapt(base, tmp_path, target_modules=MLP)
+    cases = ((shutil.copytree(base, tmp_path / "copy"), "base", 0), (other, "mean", 0), (other, "base", 1))
+    for number, (folder, average, count) in enumerate(cases):
+        recipe = recipe_of([named(adapter), other], base_model=folder, average=average)
+        warnings = compose(recipe, tmp_path / str(number))["warnings"]
+        assert len(warnings) == count and all("another model than base" in warning for warning in warnings)
+
+
 def test_embeddings_that_were_resized_are_another_vocabulary(experts, tmp_path):
     base, other = experts(2)
     adapter, merged = adapt(base, tmp_path, ["<new>"], target_modules=MLP)
@@ -103,6 +115,10 @@ BAD = {
     "a changed base": (lambda a: edit_json(a / "adapter_config.json", init_lora_weights="pissa_niter_4"), "pissa"),
     "another kind": (lambda a: edit_json(a / "adapter_config.json", peft_type="PREFIX_TUNING"), "adapter"),
     "half a pair": (lambda a: edit_tensors(a, lambda t: t.pop(min(t)), WEIGHTS), "lora_A"),
+    "over an adapter": (
+        lambda a: edit_json(a / "adapter_config.json", base_model_name_or_path=str(shutil.copytree(a, f"{a}-first"))),
+        "which is an adapter too. Merge it",
+    ),
     "no base": (lambda a: edit_json(a / "adapter_config.json", base_model_name_or_path="gone/else"), "gone/else"),
 }
 

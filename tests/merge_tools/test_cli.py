@@ -1,6 +1,7 @@
 """`lexperts merge`, command by command: text output, JSON output, errors and exit status."""
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from lexperts.cli.merge import app
 from merge_tools import inspect
 from tests.loopback_hub import LoopbackHub, Repo
 
-from .conftest import edit_json, recipe_of
+from .conftest import edit_json, recipe_of, save_adapter
 
 
 def run(*arguments, code=0):
@@ -60,6 +61,22 @@ def test_a_mixture_is_made_looked_at_edited_and_used(folder):
     edit_json(folder / "two" / "config.json", num_experts_per_tok=1)
     out, _ = run("verify", "two", code=1)
     assert "num_experts_per_tok is 1" in out and "1 differences" in out
+
+
+@pytest.mark.parametrize("mode", ["hidden", "ridge"])
+def test_a_good_recipe_says_nothing_on_the_standard_error(mode, folder, caplog, recwarn, monkeypatch):
+    """Also of an expert that is an adapter. The summary names the gates, and the average that is the default."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    save_adapter(folder / "experts/birds-lora", "../birds", target_modules=["gate_proj"], layers_to_transform=[0])
+    sources = []
+    for name in ("birds-lora", "ships"):
+        (folder / f"{name}.txt").write_text("".join(f"the {name} of {i:b}\n" for i in range(40)))
+        sources.append({"source_model": f"experts/{name}", "samples": f"{name}.txt", "positive_prompts": [name]})
+    (folder / "recipe.yml").write_text(json.dumps(recipe_of(sources, base_model="experts/birds", gate_mode=mode)))
+    out, err = run("compose", "recipe.yml", "out")
+    assert err == "" and not caplog.messages
+    assert not [w for w in recwarn if issubclass(w.category, (FutureWarning, UserWarning))]
+    assert out.split("gates")[1].split()[:3] == [mode, "average", "base"]
 
 
 PUSH = """

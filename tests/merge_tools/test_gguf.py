@@ -90,7 +90,9 @@ def add_a_token(folder):
 
 
 REFUSED = [  # case, fields of config.json or another tensor, part of the message
-    ("olmo2", {}, "'flex_olmo'"),
+    ("olmo2", {}, "'flex_olmo', but llama.cpp has mixtral, qwen2_moe, qwen3_moe."),
+    ("llama", {"model_type": "lexicon"}, "Export it as one of them first."),
+    ("llama", {"model_type": "lexicon", "attention_bias": True}, "qwen3_moe."),
     ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 2.0}}, "attention_factor"),
     ("qwen2", {"norm_topk_prob": False}, "norm_topk_prob"),

@@ -150,5 +150,5 @@ def test_what_cannot_be_read_as_a_list_is_named(name, content, names, tmp_path):
     with pytest.raises(UserError) as found:
         read_jsonl(write(tmp_path / name, content), ("text", "keyphrases"))
     assert all(name in str(found.value) for name in names) and "\n" not in str(found.value)
-    with pytest.raises(FileNotFoundError, match="nowhere.jsonl"):
+    with pytest.raises(FileNotFoundError, match="nowhere.jsonl does not exist"):
         read_jsonl(tmp_path / "nowhere.jsonl")
