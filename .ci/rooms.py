@@ -9,12 +9,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {
     "modeling": 10115,
     "keyphrase_tools, lite": 6235,
-    "merge_tools": 3390,
-    "run_tools": 1293,
-    "lexperts": 3995,
+    "merge_tools": 3395,
+    "run_tools": 1295,
+    "lexperts": 4000,
     "benchmarks": 1955,
     "rest": 1545,  # examples, docs, .ci, models
-    "tests": 21000,
+    "tests": 21100,
 }
 TOLERANCE = 1.05
 ROOMS = dict.fromkeys(("keyphrase_tools", "lite", "lexperts_lite"), "keyphrase_tools, lite")

@@ -35,13 +35,12 @@ def read_pairs(option: str, pairs: list[str] | None) -> dict[str, str]:
 
 def tools():
     """`merge_tools`, which imports torch. Transformers' progress bars are, like our own, only for terminals."""
-    from transformers.utils import logging
+    from transformers.utils.logging import disable_progress_bar
 
     import merge_tools
 
     if not sys.stderr.isatty():
-        logging.disable_progress_bar()
-
+        disable_progress_bar()
     return merge_tools
 
 
@@ -82,10 +81,8 @@ def push(folder: Path, repository: str, private: bool) -> str:
         patterns: dict = {"delete_patterns": ["model*.safetensors*"], "ignore_patterns": ["gate_statistics/*"]}
         HfApi().upload_folder(repo_id=url.repo_id, folder_path=folder, **patterns)
     except Exception as error:  # HTTP errors, offline mode, permissions, ...
-        raise UserError(
-            f"{folder} is complete, but was not pushed ({one_line(error):.200}). Log in with `hf auth login`, then run: "
-            f"hf upload {repository} {folder} --exclude 'gate_statistics/*'"
-        ) from error
+        again = f"Log in with `hf auth login`, then run: hf upload {repository} {folder} --exclude 'gate_statistics/*'"
+        raise UserError(f"{folder} is complete, but was not pushed ({one_line(error):.200}). {again}") from error
     return str(url)
 
 
