@@ -48,6 +48,11 @@ class LanguageModelMixin:
         """Replaces the language modeling head."""
         self.backbone.set_output_embeddings(value)
 
+    def _get_candidate_generator(self, *args, model_kwargs, **kwargs):
+        if getattr(kwargs.get("assistant_model"), "config", self.config).model_type != self.config.model_type:
+            model_kwargs = {k: v for k, v in model_kwargs.items() if k not in ("dataset_ids", "main_expert_only")}
+        return super()._get_candidate_generator(*args, model_kwargs=model_kwargs, **kwargs)
+
     def _language_model(
         self, inputs: dict, cached: dict, routing_options: dict, labels, num_items_in_batch, kwargs, kept=slice(None)
     ) -> ModelOutput:

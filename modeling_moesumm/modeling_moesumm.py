@@ -294,6 +294,12 @@ class MoeSummForCausalLM(LanguageModelMixin, MoeSummPreTrainedModel, GenerationM
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return self._language_model(inputs, cached, routing, labels, num_items_in_batch, kwargs, kept)
 
+    def generate_batch(self, *args, dataset=None, dataset_ids=None, **kwargs):
+        """As in transformers, by the main expert. Raises a `ValueError` for datasets, which belong to rows: it packs texts into one."""
+        if dataset is not None or dataset_ids is not None:
+            raise ValueError("generate_batch() packs texts into one row, and datasets belong to rows: use generate().")
+        return super().generate_batch(*args, **kwargs)
+
 
 MoeSummModel.register_for_auto_class("AutoModel")
 MoeSummForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")

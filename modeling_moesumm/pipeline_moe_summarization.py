@@ -26,7 +26,7 @@ class MoeSummarizationPipeline(TextPipeline):
         generate_kwargs: arguments of `generate`; `num_beams` is 4 unless `generation_config` has another.
 
     Returns: `[{"summary_text": ...}]` for one text; a list with one such dictionary per text for a list, and an iterator of
-    them for other iterables. A summary at its length limit ends at a sentence end; sentences that repeat four words are left out.
+    them for other iterables. A summary at its length limit ends at a sentence end; sentences that say nothing new are left out.
 
     Raises:
         TypeError: for an input of another form.

@@ -32,7 +32,8 @@ ABBREVIATION = re.compile(
     r"para|pp|pres|prof|pt|refs?|rep|resp|rev|sec|sect|sen|sept?|sgt|sra?|st|supt|tab|univ|viz|vols?|vs",
     re.IGNORECASE,
 )
-REPEATED = 4  # words in a row that no summary has twice
+REPEATED = 4  # words in a row that are compared
+MARKS = ".,;:!?…()[]\"'“”‘’"  # that make no other word of one
 LIST_NUMBER = re.compile(rf"(?:\A|[{LINE_ENDS}])\s*\d{{1,3}}\Z")
 
 
@@ -95,24 +96,27 @@ def trim_to_sentence(text: str) -> str:
 
 
 def without_repeats(text: str) -> str:
-    """The text without its sentences that repeat `REPEATED` words in a row; of a first one that does, the part before the repetition."""
-    kept, words, seen = "", [], set()
+    """The text without sentences all of whose runs of `REPEATED` words precede them; one that goes in a circle ends after its first
+    round. Runs of a short sentence begin in the one before it: of two lines `None.` below different labels, none is a repetition.
+    """
+    kept, last, seen = "", list[str](), set[tuple[str, ...]]()
     for start, cut in pairwise([0, *sentence_cuts(text)]):
-        own = [*words[1 - REPEATED :], *text[start:cut].split()]
-        runs = runs_of(own)
-        first = next((i for i, run in enumerate(runs) if run in seen or run in runs[:i]), None)
-        if first is None:
-            kept, words = kept + text[start:cut], own
-        elif not words:
-            kept = trim_to_sentence(" ".join(own[: first + 1]))
-            words = kept.split()
-        seen.update(runs_of(words))
+        part, written = text[start:cut], text[start:cut].split()
+        words = [word.strip(MARKS).casefold() for word in written]
+        own = words if len(words) >= REPEATED else last + words
+        runs = {tuple(own[i : i + REPEATED]) for i in range(max(len(own) - REPEATED, 0) + 1)}
+        if words == last or runs <= seen:
+            continue
+        if (end := second_round(words)) is not None:
+            part = trim_to_sentence(" ".join(written[: end + 1])).replace(".…", ".") + " "
+        kept, last, seen = kept + part, words[:end], seen | runs
     return kept.strip()
 
 
-def runs_of(words: list[str]) -> list[tuple[str, ...]]:
-    """All runs of `REPEATED` words."""
-    return [tuple(words[i : i + REPEATED]) for i in range(len(words) - REPEATED + 1)]
+def second_round(words: list[str]) -> int | None:
+    """Where words, `REPEATED` or more, repeat those just before them."""
+    same = ((k, i, max(REPEATED, i - k)) for i in range(len(words)) for k in range(i) if words[k] == words[i])
+    return next((i for k, i, size in same if words[k : k + size] == words[i : i + size]), None)
 
 
 def split_to_fit(text: str, limit: int, count: Count) -> list[str]:

@@ -69,6 +69,13 @@ def test_a_static_cache_embeddings_and_flat_moe_write_the_same(backbone, texts):
     assert torch.equal(generate(flat, texts), generate(flat, without(texts, "dataset_ids"), use_cache=False))
 
 
+@one_of_each
+def test_a_stock_assistant_changes_nothing(backbone, texts):
+    model, texts = tiny_moesumm(backbone), {"input_ids": texts["input_ids"][:1], "dataset": "news"}
+    for options in ({"assistant_model": tiny_backbone(backbone)}, {"assistant_model": tiny_moesumm(backbone)}):
+        assert torch.equal(generate(model, texts, **options), generate(model, texts))
+
+
 def test_continuous_batching_writes_what_the_main_expert_writes(texts):
     model, texts = tiny_moesumm("llama"), for_backbone(texts, "llama", "left")
     prompts = [ids[mask].tolist() for ids, mask in zip(texts["input_ids"], texts["attention_mask"].bool(), strict=True)]

@@ -80,6 +80,8 @@ TABLE = [
     (forward, {"backbone": "llama", "labels": ONES, "logits_to_keep": 3}, "labels has 9 positions, and 3"),
     (lambda **change: tiny_moesumm().generate(**TEXTS, **change), {"dataset_id": torch.zeros(4)}, "dataset_id'"),
     (lambda **change: tiny_moesumm().generate(**TEXTS, **change), {"max_length": 42}, "42 tokens, more than 40"),
+    (lambda **names: tiny_moesumm("llama").generate_batch([[5, 6]], **names), {"dataset": "news"}, "datasets belong to rows"),
+    (lambda **names: tiny_moesumm("llama").generate_batch([[5, 6]], **names), {"dataset_ids": ONES[0, :1]}, "datasets belong to rows"),
     (change_datasets, ["add_dataset", ["news"]], "'news'"),
     (change_datasets, ["add_dataset", ["radio", "paper"]], "init='paper'.*papers"),
     (change_datasets, ["remove_dataset", ["radio"]], "dataset='radio'"),
