@@ -318,16 +318,13 @@ class LexiconForCausalLM(LexiconPreTrainedModel, GenerationMixin):
             inputs["prompt_mask"] = F.pad(prompt_mask, (0, max(num_new_tokens, 0)))
         return named_for_peft(self, inputs)
 
-    def _get_candidate_generator(self, *args, model_kwargs, assistant_model=None, **kwargs):
+    def _get_candidate_generator(self, *args, model_kwargs, **kwargs):
         # An assistant takes the routing inputs that its forward names; a mask of tokens only with the same tokenizer.
-        if assistant_model is not None:
-            known = inspect.signature(assistant_model.forward).parameters
-            names = {"domain_ids", "prompt_mask"} - set(known)
+        if (assistant := kwargs.get("assistant_model")) is not None:
+            names = {"domain_ids", "prompt_mask"} - inspect.signature(assistant.forward).parameters.keys()
             names |= {"prompt_mask"} if kwargs.get("assistant_tokenizer") is not None else set()
             model_kwargs = {name: value for name, value in model_kwargs.items() if name not in names}
-        return super()._get_candidate_generator(
-            *args, model_kwargs=model_kwargs, assistant_model=assistant_model, **kwargs
-        )
+        return super()._get_candidate_generator(*args, model_kwargs=model_kwargs, **kwargs)
 
     def init_continuous_batching(self, *args, **kwargs):
         """As in transformers. Raises a `ValueError` for policies that route rows, which it packs into one."""

@@ -4,6 +4,8 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import chain
+from unicodedata import normalize
 
 import regex
 
@@ -12,28 +14,35 @@ SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}
 LETTER = rf"[[\p{{L}}\p{{M}}\p{{N}}]--[{SPACELESS}]]"
 GAP = r"[^\p{L}\p{M}\p{N}]+"
 ENDINGS = "s|es|ies|ed|ied|ing|er|est"
+LEADING = {"a", "an", "the", "to"}  # before a term, which its context may have without them
 # irregular forms of other words begin with the same letter
 SUPPLETIVE = {"bad", "badly", "be", "eat", "go", "good", "ill", "little", "many", "much", "well"}
 
 
 def inflected(word: str) -> str:
-    """A pattern of a word and its possible forms: days, primaries, advancing, stopped."""
+    """A pattern of a word and its possible forms: days, primaries, advancing, stopped. What lemminflect knows has few: cars, but not cares."""
     stems = [word, word + word[-1], word[:-1] if word[-1] in "ey" else word]
-    return f"(?:{word}|(?:{'|'.join(stems)})(?:{ENDINGS}))"
+    is_known = (lemmas := find_lemmas()) and word[-1] not in "ey" and lemmas(word)
+    return f"(?:{word}|(?:{'|'.join(stems)})(?:{'s' if is_known else ENDINGS}))"
+
+
+def fold(text: str) -> str:
+    """A text without case, accents and subscripts."""
+    return text.lower() if text.isascii() else regex.sub("[\u0300-\u036f]", "", normalize("NFKD", text).casefold())
 
 
 def find_term(term: str, text: str) -> tuple[int, int] | None:
-    """Start and end of a term in a text: as written, or else with other signs between its words, or else inflected, or else, with
-    lemminflect, in an irregular form. The "to" of a verb need not be there.
+    """Start and end of a term in a text: as written, or else with other signs between its words, or else as one word or several (e-mail),
+    or else inflected, or else, with lemminflect, in an irregular form. The "to" of a verb and articles need not be there.
     """
-    folded = text.casefold()
-    origins = [i for i, char in enumerate(text) for _ in char.casefold()]  # some letters become several
-    words = term.casefold().split()
-    forms = [words, words[1:]] if len(words) > 1 and words[0] == "to" else [words]
+    folded = "".join(map(fold, text))
+    origins = [i for i, char in enumerate(text) for _ in fold(char)]  # some letters become several
+    words = fold(term).split()
+    forms = [words, words[1:]] if len(words) > 1 and words[0] in LEADING else [words]
     bare = [list(filter(None, regex.split(GAP, " ".join(form)))) for form in forms]
-    patterns = [r"\s+".join(map(regex.escape, form)) for form in forms]
-    patterns += [GAP.join(form) for form in bare if form] + [GAP.join(map(inflected, form)) for form in bare if form]
-    for pattern in patterns:
+    patterns = [r"\s+".join(map(regex.escape, form)) for form in forms] + [GAP.join(form) for form in bare if form]
+    patterns += [r"[-.\s]{0,2}".join(word) + "s?" for word in map("".join, bare) if word.isalpha()]
+    for pattern in chain(patterns, (GAP.join(map(inflected, form)) for form in bare if form)):
         if found := regex.search(f"(?<!{LETTER})(?:{pattern})(?!{LETTER})", folded, regex.V1):
             return origins[found.start()], origins[found.end() - 1] + 1
     if find_lemmas() is None:
@@ -70,9 +79,18 @@ def may_occur(term: str, text: str) -> bool:
     """Whether a text has a term, or, without lemminflect, a word that could be an irregular form of each of its words."""
     if find_term(term, text) or find_lemmas():
         return find_term(term, text) is not None
-    initials = {word.group()[0] for word in find_words(text.casefold())}
-    words = [word.group() for word in find_words(term.casefold().removeprefix("to "))]
+    initials = {word.group()[0] for word in find_words(fold(text))}
+    words = [word.group() for word in find_words(fold(term))]
+    words = words[len(words) > 1 and words[0] in LEADING :]
     return bool(words) and all(word in SUPPLETIVE or word[0] in initials for word in words)
+
+
+def says_nothing(definition: str, term: str) -> bool:
+    """Whether a definition has words, and none but articles, "is", "the process of" and forms of its term."""
+    own = "|".join(filter(None, regex.split(GAP, fold(term))))
+    empty = rf"(?<!{LETTER})(?:an?|the|is|(?:act|process|state)\s+of|(?:{own})(?:{ENDINGS})?)(?!{LETTER})"
+    rest, count = regex.subn(empty, "", fold(definition), flags=regex.V1)
+    return count > 0 and not regex.search(r"\w", rest)
 
 
 def truncate_context_around(term: str, context: str, fits: Callable[[str], bool]) -> str | None:

@@ -105,16 +105,15 @@ def test_texts_are_those_of_generate_and_scores_those_of_their_tokens_by_the_mod
     assert n == 1 or len(lengths) > 1
 
 
-@given(st.lists(st.sampled_from(["a", "tooth", "called", "of,"]), min_size=1, max_size=40))
+@given(st.lists(st.sampled_from(["a", "tooth", "Tooth;", "of", "of,"]), min_size=1, max_size=40))
 @settings(max_examples=40, deadline=None)
 def test_no_definition_repeats_four_words(dense, tokenizer, words):
     generator, text = DefinitionGenerator(dense, tokenizer), " ".join(words)
     kept = generator.decode(generator.cut_repeats(tokenizer(text, add_special_tokens=False)["input_ids"])).split()
-    runs = [tuple(kept[i : i + 4]) for i in range(len(kept) - 3)]
-    assert len(set(runs)) == len(runs) and kept == words[: len(kept)]
-    assert kept == words or tuple(words[len(kept) : len(kept) + 4]) in {
-        tuple(words[i : i + 4]) for i in range(len(kept))
-    }
+    same = [word.strip(",;").lower() for word in words]
+    runs, size = [tuple(same[i : i + 4]) for i in range(len(words) - 3)], max(len(kept) - 3, 0)
+    assert kept == words[: len(kept)] and len(set(runs[:size])) == size
+    assert kept == words or runs[len(kept)] in runs[: len(kept)]
 
 
 @pytest.mark.parametrize("period", [1, 5, 12])
@@ -254,7 +253,8 @@ def test_special_tokens_are_plain_text_in_a_prompt_and_no_part_of_a_stream(dense
 
 DOUBTS = [
     ("art", "The party started late.", "does not occur"), ("Hello", "Hello!", "all that its context has"),
-    ("🙂", "🙂🙂", "all that its context has"), ("Bank", "Die Bank am Fluss war nass.", "whose language"),
+    ("🙂", "🙂🙂", "all that its context has"), ("Bank", "Die Bank am Fluss war nass.", "not to be English"),
+    ("река", "Река течёт.", "not to be English"), ("GDP", "GDP rose 3.2% in Q4/2023 vs. Q4/2022.", ""), ("pi", "Pi is 3.14159 to five places.", ""),
     ("mouse", "The mice ate the cheese.", ""), ("break the ice", "Her joke broke the ice.", ""),
 ]  # fmt: skip
 
@@ -263,10 +263,7 @@ DOUBTS = [
 def test_what_is_no_term_in_a_context_of_the_models_language_has_a_warning(
     term, context, reason, dense, tokenizer, caplog
 ):
-    generator = DefinitionGenerator(dense, tokenizer)
-    sizes = {True: 13, False: 1}  # in tokens
-    generator.tokenizer = lambda texts, **_: {"input_ids": [[5] * sizes["Fluss" in text] for text in texts]}
-    generator.warn_of_doubtful_rows([(term, context)])
+    DefinitionGenerator(dense, tokenizer).warn_of_doubtful_rows([(term, context)])
     assert (reason in caplog.text) if reason else not caplog.text
 
 

@@ -5,7 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from modeling_lexicon import terms_lexicon
-from modeling_lexicon.terms_lexicon import find_term, may_occur, truncate_context_around
+from modeling_lexicon.terms_lexicon import find_term, may_occur, says_nothing, truncate_context_around
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,13 @@ from modeling_lexicon.terms_lexicon import find_term, may_occur, truncate_contex
         ("cat", "A catalogue of dogs", None),
         ("to", "nowhere at all", None),
         ("ice-cream", "Two ice creams", "ice creams"),
+        ("e-mail", "Send emails.", "emails"),
+        ("website", "Our web site is down.", "web site"),
+        ("U.S.", "the US economy", "US"),
+        ("a dog", "The dog barked.", "dog"),
+        ("café", "A cafe is shut.", "cafe"),
+        ("CO2", "Less CO₂, please.", "CO₂"),
+        ("neural network", "deep neural net-\nworks", "neural net-\nworks"),
         ("C++", "Neither C nor C++.", "C++"),
         ("Acme, Inc.", "That is “Acme Inc”", "Acme Inc"),
         ("*rose*", "Two ‘roses’ —", "roses"),
@@ -43,6 +50,23 @@ def test_irregular_forms_are_found_by_a_lemmatizer_and_possible_without_one(term
     monkeypatch.setattr(terms_lexicon, "find_lemmas", lambda: lambda word: lemmas.get(word, {}))
     assert context[slice(*find_term(term, context))] == found and may_occur(term, context)
     assert not may_occur("moose", "The mice ate.") and not may_occur("…", "none")
+
+
+def test_a_lemmatizer_knows_which_endings_are_those_of_a_word(monkeypatch):
+    known = {"car": {"NOUN": ("car",)}, "cars": {"NOUN": ("car",)}, "cares": {"VERB": ("care",)}}
+    monkeypatch.setattr(terms_lexicon, "find_lemmas", lambda: lambda word: known.get(word, {}))
+    assert may_occur("car", "Two cars") and not may_occur("car", "She cares.") and may_occur("blog", "He blogged.")
+
+
+@pytest.mark.parametrize(
+    "term, empty, full",
+    [
+        ("sheep", "a sheep.", "a kind of sheep"), ("buffalo", "A buffalo is a buffalo.", "a big buffalo"), ("銀行", "銀行。", "銀行の人"),
+        ("recursion", "the process of recursion.", "the process of a call"), ("to run", "The act of “run”", "the state"),
+    ],
+)  # fmt: skip
+def test_a_term_and_the_words_around_it_are_no_definition(term, empty, full):
+    assert says_nothing(empty, term) and not says_nothing(full, term)
 
 
 def test_a_long_context_is_truncated_around_the_term():
