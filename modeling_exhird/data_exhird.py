@@ -77,9 +77,8 @@ def signs_of(text: str) -> str:
     ('++', '')
     """
     covered = {i for _, start, end in split_words(text) for i in range(start, end)}
-    return "".join(
-        sign for i, sign in enumerate(text) if i not in covered and not sign.isspace() and sign not in _SEPARATORS
-    )
+    signs = (sign for i, sign in enumerate(text) if i not in covered and not sign.isspace())
+    return "".join(sign for sign in signs if sign not in _SEPARATORS)
 
 
 def find_text(phrase: str, text: str) -> tuple[int, int] | None:

@@ -82,9 +82,7 @@ class KeyphraseGenerator:
         ValueError: for a tokenizer with another vocabulary, and numbers out of range.
     """
 
-    score: Callable | None = (
-        None  # texts, whether they are absent, a source -> their P; of a model that scores given phrases
-    )
+    score: Callable | None = None  # of a model that can: phrases, whether they are absent, a source -> their P
 
     def __init__(
         self,
@@ -195,9 +193,8 @@ class KeyphraseGenerator:
         if self.score is not None and unscored:
             absent = [not found[i]["present"] for i in unscored]
             for i, score in zip(unscored, self.score([kept[i].text for i in unscored], absent, source), strict=True):
-                found[i] = (
-                    found[i] | {"score": score} if score is not None and (ranked or score >= LEAST_SCORE) else None
-                )
+                is_kept = score is not None and (ranked or score >= LEAST_SCORE)
+                found[i] = found[i] | {"score": score} if is_kept else None
         found = [one for one in found if one is not None]
         best = sorted(found, key=lambda one: -one["score"])[: self.num_keyphrases]
         return best if ranked else [one for one in found if any(one is other for other in best)]

@@ -159,9 +159,7 @@ class PromptedKeyphraseGenerator(KeyphraseGenerator):
         limit, ids = self.format.settings.max_tokens_per_phrase, self.format.phrase_ids(phrases)
         for text, own in zip(phrases, ids, strict=True):
             if len(own) > limit:
-                logger.warning_once(
-                    f"A phrase of more than max_tokens_per_phrase={limit} tokens is left out: {text!r:.60}."
-                )
+                logger.warning_once(f"{text!r:.60} is left out: it has more than max_tokens_per_phrase={limit} tokens.")
         kept = [i for i, own in enumerate(ids) if len(own) <= limit]
         given = [ids[i] for i in kept], [absent[i] for i in kept]
         found = dict(zip(kept, score_phrases(self.model, self.format, source.input_ids, *given), strict=True))

@@ -123,6 +123,10 @@ class PromptFormat:
         self.end = tokenizer("\nKeyphrases:", **PLAIN)["input_ids"]
         known = [phrase.strip() for phrase in self.settings.known_keyphrases.split(";")]
         longest_first = "|".join(map(re.escape, sorted(filter(None, known), key=len, reverse=True)))
+        # as titles write them: with hyphens or line breaks for blanks, numbers for DIGIT, and in the plural
+        for stored, pattern in ((r"s\ ", r"['’]?s\ "), (r"\ ", r"[\s\-–'’.]+"), ("DIGIT", r"[\d.]*\d")):
+            longest_first = longest_first.replace(stored, pattern)
+        longest_first = re.sub(r"([a-z]{4})(?=\||$)", r"\1s?", longest_first)
         self.known = re.compile(rf"(?<![\w+#])(?:{longest_first})(?![\w+#])", re.IGNORECASE)
 
     @property
@@ -149,11 +153,8 @@ class PromptFormat:
 
     def phrase_ids(self, phrases: Sequence[str]) -> list[list[int]]:
         """The tokens of each phrase: they are tokenised separately, so that no token crosses its end."""
-        return (
-            self.tokenizer([replace_surrogates(f" {text}") for text in phrases], **PLAIN)["input_ids"]
-            if phrases
-            else []
-        )
+        texts = [replace_surrogates(f" {text}") for text in phrases]
+        return self.tokenizer(texts, **PLAIN)["input_ids"] if texts else []
 
     def encode_answer(self, present: Sequence[str], absent: Sequence[str]) -> list[int]:
         """Phrases -> the answer's tokens."""

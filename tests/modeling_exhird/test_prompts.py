@@ -63,6 +63,17 @@ def test_a_prompt_ends_within_its_limit():
     assert decode(cut.input_ids).endswith("\nKeyphrases:") and cut.words == whole.words
 
 
+def test_known_keyphrases_are_found_as_titles_write_them():
+    model = tiny_llama()
+    known = "np complete; rubiks cube; xbox DIGIT; DIGIT froyo; j k rowling; neural network; graph; new; c"
+    model.config.keyphrase_generation = model.config.keyphrase_generation | {"known_keyphrases": known}
+    for title, found in (
+        ("Is it NP-complete?", ["NP-complete"]), ("A Rubik's Cube", ["Rubik's Cube"]), ("Xbox 360 on 2.2 Froyo", ["Xbox 360", "2.2 Froyo"]),
+        ("J. K. Rowling’s style", ["J. K. Rowling"]), ("Neural\n networks", ["Neural\n networks"]), ("CS news of graphing C++", []),
+    ):  # fmt: skip
+        assert prompt_format(model).known_in(title) == found
+
+
 def test_the_loss_on_answers_alone_is_that_of_whole_rows():
     model, rows = tiny_llama(), prompt_rows()
     batch = DataCollatorForPrompts(llama_tokenizer())(rows)
