@@ -7,14 +7,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # A limit is the budget of a room, or where the work on it is not finished, its present size. Whoever makes a room smaller lowers its
 # limit in the same commit. A limit rises only in a commit that says what the lines are for.
 LIMITS = {
-    "modeling": 10115,
+    "modeling": 10140,
     "keyphrase_tools, lite": 6235,
     "merge_tools": 3395,
     "run_tools": 1295,
     "lexperts": 4000,
     "benchmarks": 1955,
     "rest": 1545,  # examples, docs, .ci, models
-    "tests": 21100,
+    "tests": 21110,
 }
 TOLERANCE = 1.05
 ROOMS = dict.fromkeys(("keyphrase_tools", "lite", "lexperts_lite"), "keyphrase_tools, lite")
