@@ -164,6 +164,7 @@ def test_documents_characters_and_candidates_are_limited(gate):
             assert post(client, "a").status_code == 503
             gate.open.set()
             assert [future.result().status_code for future in futures] == [200] * 5
+        assert set(gate.sizes[read:]) == {1}  # each text has the characters of a batch
 
 
 @pytest.mark.parametrize("candidates, text", [

@@ -45,6 +45,15 @@ def test_automodel_opens_it_without_the_classifier(backbone, tiny_seke, batch, t
     assert bare.lora_config(r=2).modules_to_save == ["moe", "rnn"] and bare.lora_config().task_type is None
 
 
+def test_position_ids_reach_the_backbone(tiny_seke, batch):
+    model, ids = tiny_seke(), torch.arange(batch["input_ids"].shape[1])[None]
+    with torch.no_grad():
+        logits, same, other = (
+            model(**batch, **of).logits for of in ({}, {"position_ids": ids}, {"position_ids": ids + 3})
+        )
+    assert torch.equal(logits, same) and not torch.allclose(logits, other, atol=1e-3)
+
+
 def test_new_experts_start_near_the_identity_and_differ(tiny_seke):
     x = torch.randn(200, 32)
     model = tiny_seke(expert_init="identity").moe.experts

@@ -105,8 +105,10 @@ def test_only_answers_and_definitions_have_a_loss(base, tmp_path):
     assert labels_of([{"messages": CHAT}], base, tmp_path) == ["return x</s>"] * 2  # each turn of the assistant
     assert labels_of([{"prompt": "the end", "completion": " return x"}], base, tmp_path) == [" return x</s>"]
     tokenizer = AutoTokenizer.from_pretrained(base)
-    columns = tokenize_definitions({name: [value] for name, value in DEFINITION.items()}, tokenizer, 200)
-    (expected,) = columns["labels"]
+    row = {name: [value] for name, value in DEFINITION.items()}
+    (expected,) = tokenize_definitions(row, tokenizer, 200)["labels"]
+    for longest in (len(expected), len(expected) - 1):
+        assert len(tokenize_definitions(row, tokenizer, longest)["labels"]) == (longest == len(expected))
     assert labels_of([DEFINITION], base, tmp_path, 200) == [tokenizer.decode([i for i in expected if i != -100])]
 
 
