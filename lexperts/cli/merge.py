@@ -1,6 +1,7 @@
 """`lexperts merge`: each command calls the function of `merge_tools` of the same name."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,12 +36,10 @@ def read_pairs(option: str, pairs: list[str] | None) -> dict[str, str]:
 
 def tools():
     """`merge_tools`, which imports torch. Transformers' progress bars are, like our own, only for terminals."""
-    from transformers.utils.logging import disable_progress_bar
-
     import merge_tools
 
     if not sys.stderr.isatty():
-        disable_progress_bar()
+        import_module("transformers.utils.logging").disable_progress_bar()
     return merge_tools
 
 
