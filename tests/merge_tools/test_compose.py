@@ -87,11 +87,14 @@ def test_every_tensor_is_that_of_a_plain_reference(name, average, experts, tmp_p
 def test_every_policy_of_a_lexicon_mixture(name, policy, experts, tmp_path):
     folders, gated = experts(3, name), 1 if policy == "domain" else 2
     options = {"routing_policy": policy, "format": "lexicon", "gate_mode": "random"}
-    compose(recipe_of(folders, **options), tmp_path / "out")
+    made = compose(recipe_of(folders, **options), tmp_path / "out")
     check_equal(tmp_path / "out", expected_tensors(folders, FORMATS["lexicon"], "mean", gated=range(gated)))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["routing_policy"], config["domain_gate"]) == (policy, policy == "domain")
-    assert type(opened(tmp_path / "out")).__name__ == "LexiconForCausalLM"
+    model, chosen = opened(tmp_path / "out"), {"token": 2, "sequence_soft": 3}.get(policy, 1)
+    routed = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    assert type(model).__name__ == "LexiconForCausalLM"
+    assert made["parameters"] - made["active_parameters"] == routed * (3 - chosen) // 3
 
 
 @pytest.mark.parametrize("format", ["auto", "lexicon"])
