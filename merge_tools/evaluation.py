@@ -160,7 +160,7 @@ def cut_domains(tokenizer, texts: Mapping[str, list[str]], max_length: int) -> d
         if not found[name]:
             raise UserError(f"The texts of the domain {name!r} are too short to predict anything. Give longer ones.")
         if short := len(own) - len(found[name]):
-            warnings.warn(f"{short} texts of the domain {name!r} are one token each, and do not count.", stacklevel=3)
+            warnings.warn(f"{short} texts of the domain {name!r} have one token only, and do not count.", stacklevel=3)
     return found
 
 
