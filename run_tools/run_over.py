@@ -59,6 +59,8 @@ def run_over(
     state, ids = source.state(), id_column if id_column in source.columns else None
     output = Output(out, {**settings, "source": state})
     if output.finished:
+        if output.is_table:
+            output.lines.unlink(missing_ok=True)  # of a run that was killed before its last step
         return Summary(output.finished["rows"], output.finished["errors"], 0)
     process = None if workers else open_process()  # before anything is written: a model may be missing
     total = sum(1 for _ in source) if "file" in source.fs.protocol else None  # remote files are not read twice

@@ -202,6 +202,13 @@ def test_a_second_process_with_the_same_output_is_an_error(tmp_path):
         run(source, tmp_path / "out.jsonl")
 
 
+def test_what_a_kill_before_the_last_step_leaves_is_removed(tmp_path):
+    source, rows = write_rows(tmp_path / "in.jsonl", ROWS), tmp_path / "out.csv.rows.jsonl"
+    run(source, tmp_path / "out.csv")
+    rows.touch()
+    assert run(source, tmp_path / "out.csv", process=None).new == 0 and not rows.exists()
+
+
 def test_a_source_that_changes_is_an_error(tmp_path):
     source = write_rows(tmp_path / "in.jsonl", ROWS)
 
