@@ -207,11 +207,8 @@ def hyphens(text: str) -> list[Edit]:
         goes_on = _has_break(match[1]) and text[match.end() : match.end() + 1].isalnum()
         edits.append((match.start(), match.end() if goes_on else match.start(1), ""))
     found = _BROKEN.finditer(text) if _AT_END.search(text) else ()
-    broken = [
-        match
-        for match in found
-        if _has_break(match[2]) and (match[3].lower() not in SUSPENDED or text[match.end(3) :][:1] == "-")
-    ]
+    joins = (m for m in found if m[3].lower() not in SUSPENDED or text.startswith("-", m.end(3)))  # end-to-end
+    broken = [match for match in joins if _has_break(match[2])]
     if broken:
         lower = text.lower()
         compounds = set(_COMPOUND.findall(lower))

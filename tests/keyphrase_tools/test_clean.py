@@ -104,7 +104,21 @@ def test_a_symbol_beside_a_word_hides_nothing_and_divides(sign, place, form):
     assert (units - units[0]).tolist() == [int(i > place) for i in range(6)]
 
 
-LONG = [".", ". ", "a", "a-\n", "A--", "&amp;", "&#38;", "\u00ad\n", "\U0001f680"]
+LONG = [
+    ".",
+    ". ",
+    "a",
+    "a-\n",
+    "a-\nto ",
+    "_a_ ",
+    "_ab ",
+    "abc\u00b9\u207a",
+    "A--",
+    "&amp;",
+    "&#38;",
+    "\u00ad\n",
+    "\U0001f680",
+]
 
 
 @pytest.mark.parametrize(
