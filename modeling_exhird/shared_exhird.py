@@ -16,7 +16,8 @@ except ImportError:  # a checkpoint's own code, where Lexperts is not installed:
     CheckedConfigMixin = CheckedModelMixin = object  # type: ignore[assignment, misc]
 
 IGNORED = -100  # a label that is not scored
-os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # a child lacks the other threads, and would wait
+if hasattr(os, "register_at_fork"):  # not on Windows; a child lacks the other threads, and would wait
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def lexperts_tools(module: str, what: str):
@@ -135,9 +136,7 @@ class TextPipeline(Pipeline):
     def check_options(self, options: Mapping, known: Iterable[str]):
         """Raises a `TypeError` for an unknown option."""
         if unknown := [name for name in options if name not in known]:
-            raise TypeError(
-                f"{self.task} got an unexpected argument {unknown[0]!r}. Its options are {', '.join(known)}."
-            )
+            raise TypeError(f"{self.task} got an unexpected argument {unknown[0]!r}. Its options: {', '.join(known)}.")
 
     def iterate(self, inputs, expected: str) -> Iterable:
         """Several inputs: any iterable, or a data set of PyTorch without `__iter__`. Raises a `TypeError` that names what is `expected`."""

@@ -1,6 +1,8 @@
 """Files that every modeling package carries are the same, byte for byte (`make fix-copies`), and few; others travel once."""
 
 import inspect
+import os
+import runpy
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,11 @@ def test_a_copy_equals_its_master_and_is_short(copy, master):
     content = (ROOT / copy).read_bytes()
     assert content == (ROOT / master).read_bytes(), f"edit {master}: make fix-copies"
     assert content.count(b"\n") <= 150
+
+
+def test_the_shared_file_opens_on_systems_without_fork(monkeypatch):
+    monkeypatch.delattr(os, "register_at_fork")
+    assert runpy.run_path(str(ROOT / "modeling_seke" / "shared_seke.py"))["TextPipeline"]
 
 
 def travelling(task: str) -> list[str]:
