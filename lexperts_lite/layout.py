@@ -74,7 +74,8 @@ _FIELDS, _HEADER = re.compile(_FIELD, re.MULTILINE), re.compile(f"(?:{_FIELD}){{
 _TLD = r"(?:com|org|net|edu|gov|io|ai|co|dev|app|eu|uk|de|fr)"
 _REST = r"[^\s<>\"\u3000-\u9fff\uff00-\uffef]"  # of an address
 _SIGN = re.compile(
-    rf"@|://|www\.|\.{_TLD}(?![\w-])|10\.[0-9]{{4,9}}/|(?<!\w)/\w|[~.}}]/|\$\w+/|:\\|\\\\\w|\w/\w", re.IGNORECASE
+    rf"@|://|www\.|\.{_TLD}(?![\w-])|10\.[0-9]{{4,9}}/|(?<!\w)/\w|[~.}}]/|\$\w+/|:\\|\\\\\w|\w/[\w./-]{{0,99}}\.[a-z]",
+    re.IGNORECASE,
 )
 _PART = r"/[\w.@+-]++"  # of a path
 _ADDRESS = re.compile(

@@ -224,7 +224,7 @@ def test_a_ruler_costs_nothing(tiny_tokenizer, ruler):
 
 SIGNS = [
     "<a ", "a@", "@ ", "https://a ", "<!--", "a.com/", "a=b ", "<a b=", "\t", "- ", "1. ", "\n", "C&", "&a", "x+", "<script>", "<!-- a ",
-    "/a", "/a ", "~/", "_a ", "A 10:02\n", "Regards\n", "A: ", "A: a\n", "A a: b\n", "```\n", "--\na\n", "From: a\n",
+    "/a", "/a ", "~/", "a/", "_a ", "A 10:02\n", "Regards\n", "A: ", "A: a\n", "A a: b\n", "```\n", "--\na\n", "From: a\n",
 ]  # fmt: skip
 
 
