@@ -48,9 +48,8 @@ _LIKE_APOSTROPHES = frozenset("\u2018\u00b4\u02bc\uff07")
 # emoji, arrows, bullets of Word, lone surrogates: all but ASCII's symbols and currencies
 _SYMBOLS = regex.compile(r"(?:(?:[^\x00-\x7f\p{Sc}\P{S}]|[\p{Co}\p{Cs}\u2460-\u24ff\u2776-\u2793])[\p{M}\u200d]*+)++")
 _MINUS = re.compile(r"(?<=\w)\u2212(?=\w)")  # the hyphen of many PDFs
-_RAISED = re.compile(
-    r"(?<=\w)[\u00b2\u00b3\u2074]?\u207a|(?<=[a-z]{3})[\u00b2\u00b3\u00b9\u2070\u2074-\u2079]+"
-)  # of ions; of notes
+# charges of ions; marks of footnotes
+_RAISED = re.compile(r"(?<=\w)[\u00b2\u00b3\u2074]?\u207a|(?<=[a-z]{3})[\u00b2\u00b3\u00b9\u2070\u2074-\u2079]+")
 _EMPHASIS = re.compile(r"(?<!\w)(_{1,2})(?=[^\W_])([^\n_]{1,80}?)(?<=[^\W_])\1(?!\w)")  # Markdown's
 _MARKS = re.compile(  # a run of twelve or more, of which three stay: a model reads each as a sub-token
     r"(M\s*+M\s*+M)((?:\s*+M){9,}+)".replace(

@@ -31,10 +31,7 @@ DEFAULT_WINDOW = 512  # sub-tokens, where neither the model nor the tokenizer ha
 ENOUGH_WORDS = 200  # a trained model finds a keyphrase in as many words of nearly all texts
 SAMPLE, PROSE = 200, 20  # words of a document by which its language is guessed, and the fewest that suffice
 FUNCTIONAL, KNOWN = 0.2, 0.6  # least shares of English words: a list has few function words, but known ones
-FOREIGN, NOT_ASCII = (
-    0.05,
-    0.25,
-)  # least shares of foreign function words, and of words with other letters: names have few
+FOREIGN, NOT_ASCII = 0.05, 0.25  # least shares of foreign function words, and of words with other letters
 _FOREIGN = """
     der die und das ist nicht mit von dem ein eine auf sich les des une est dans pour que los las del por con una como il di che per
     della sono nie jest na w z się och att som på det av til ikke het een voor zijn os uma não ve bir bu şi este și az egy je na

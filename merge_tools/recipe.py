@@ -223,7 +223,7 @@ def set_defaults(recipe: Recipe) -> None:
     default: GateMode = "none" if recipe.routing_policy == "domain" else "hidden" if like_mergekit else "random"
     given = [key for key in ("samples", "positive_prompts") if any(getattr(expert, key) for expert in recipe.experts)]
     if not recipe.gate_mode and (unused := [key for key in given if key != TEXTS_OF.get(default)]):
-        why = "there is no base_model" if recipe.is_stock and not recipe.base_model else "gate_mode: hidden does"
+        why = "base_model is missing" if recipe.is_stock and not recipe.base_model else "gate_mode: hidden does"
         why = "gate_mode: ridge does" if unused[0] == "samples" else f"{lacking[0]!r} has none" if lacking else why
         raise UserError(f"gate_mode: {default}, the default here, does not use the {unused[0]}: {why}. Set gate_mode.")
     recipe.gate_mode = recipe.gate_mode or default

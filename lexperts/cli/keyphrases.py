@@ -65,11 +65,8 @@ def extract(
     options: dict = {name: context.params[name] for name in (*names, "trust_remote_code")}
     options["top_k"] = 10 if top_k is None and candidates is None else top_k
     options |= {} if language is None else {"language": None if language == "none" else language}
-    options |= (
-        {}
-        if candidates is None
-        else {"candidates": [line for row in read_text(candidates).splitlines() if (line := row.strip())]}
-    )
+    if candidates is not None:
+        options["candidates"] = [line.strip() for line in read_text(candidates).splitlines() if line.strip()]
     extractor = KeyphraseExtractor(model, text_column, title_column, **options)
     more: dict = {"check": extractor.check, "keep": keep or (), "id_column": id_column, "types": extractor.types}
     more["results"] = ("keyphrases", "scores") if output.suffix in (".csv", ".tsv") else ("keyphrases",)
