@@ -3,6 +3,7 @@
     python benchmarks/speed.py                                       # all rows; those of peers that are installed
     python benchmarks/speed.py --only seke texts
     python benchmarks/speed.py --only compose --work FOLDER --mergekit ENV --shape 1b       # 15 GB; ENV is a virtual environment
+    python benchmarks/speed.py --only compose ... --checkout FOLDER               # beside another commit of lexperts
 
 seke            a training step of the head, and of the plain head, which processes padding and loops over experts
 hypernet        a training step of the LSTM with generated weights, of its formulas in loops, and of PyTorch's LSTM with one set of weights
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import plain
 import torch
-from common import ROOT, make_parser, write
+from common import ROOT, git, make_parser, write
 from timing import Calls, interleaved, run_command, training_step
 
 CORPUS = ROOT / "examples" / "corpus" / "test.jsonl"
@@ -273,9 +274,13 @@ def compose(options: Namespace, work: Path) -> Calls:
         shutil.rmtree(out, ignore_errors=True)
         return run_command([*command, str(file), str(out)])
 
-    calls: Calls = {"lexperts": lambda: call([sys.executable, "-m", "lexperts", "merge", "compose"])}
+    run = [sys.executable, "-P", "-m", "lexperts", "merge", "compose"]
+    calls: Calls = {"lexperts": lambda: call(["env", f"PYTHONPATH={ROOT}", *run])}
     if options.mergekit:
         calls["mergekit-moe"] = lambda: call([str(options.mergekit.absolute() / "bin" / "mergekit-moe")])
+    if options.checkout:
+        name = f"lexperts {git('-C', str(options.checkout.absolute()), 'rev-parse', '--short', 'HEAD')}"
+        calls[name] = lambda: call(["env", f"PYTHONPATH={options.checkout.absolute()}", *run])
     return calls
 
 
@@ -297,10 +302,13 @@ def measure(name: str, calls: Calls, rounds: int) -> dict:
         f"{system} {one['median_ms']:,.1f} ms ({slowest / one['median_ms']:.2f}x)" for system, one in times.items()
     )
     print(f"{name:12} {'   '.join(shown)}", flush=True)
-    memory = {system: round(value["memory_mib"]) for system, value in values.items() if isinstance(value, dict)}
-    if memory:
-        print(f"{'':12} " + "   ".join(f"{system} {mib:,} MiB" for system, mib in memory.items()), flush=True)
-    return {"what": name, "times": times, **({"memory_mib": memory} if memory else {})}
+    used = {
+        part: {system: round(value[part]) for system, value in values.items() if isinstance(value, dict)}
+        for part in ("memory_mib", "processor_seconds")
+    }
+    for part, of in used.items() if used["memory_mib"] else ():
+        print(f"{'':12} " + "   ".join(f"{system} {value:,} {part}" for system, value in of.items()), flush=True)
+    return {"what": name, "times": times, **(used if used["memory_mib"] else {})}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -311,6 +319,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--shape", choices=SHAPES, default="smollm2", help="of the models that are composed")
     parser.add_argument("--mergekit", type=Path, help="virtual environment of mergekit, to compose with it too")
+    parser.add_argument("--checkout", type=Path, help="folder with another commit of lexperts, to compose with it too")
     parser.add_argument("--work", type=Path, help="folder on the disk to measure; by default a temporary one")
     options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)

@@ -135,7 +135,23 @@ def forty_texts() -> str:
     return f"{text}\n\n{provenance('forty_texts', rows, 'forty_texts.py --yake')}"
 
 
+def composing() -> str:
+    """Seconds (median and range), processor seconds and memory of composing four experts."""
+    measured, rows = load("speed").query("what == 'compose'"), []
+    for _, row in measured.sort_values("shape").iterrows():
+        for system, times in row["times"].items():
+            low, *_, high = sorted(times["rounds_ms"])
+            seconds = f"{times['median_ms'] / 1e3:.1f} ({low / 1e3:.1f} to {high / 1e3:.1f})"
+            rows.append(
+                (row["shape"], system, seconds, row["processor_seconds"][system], f"{row['memory_mib'][system]:,} MiB")
+            )
+    header = ["shape", "", "seconds", "processor seconds", "peak anonymous memory"]
+    table = markdown(pd.DataFrame(rows, columns=header).astype(str), index=False)
+    return f"{table}\n\n{provenance('speed', measured, 'speed.py --only compose --work FOLDER --mergekit ENV --checkout FOLDER')}"
+
+
 TABLES = {
+    "table:composing": composing,
     "result:peers": peers,
     "table:all_sets": all_sets,
     "table:free_tools": free_tools,
