@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from merge_tools import add, compose, inspect, remove, verify
 from merge_tools.gates import HELD_OUT_SHARE, encode_beginnings
+from merge_tools.recipe import TEXTS_OF, GateMode
 from merge_tools.ridge import HELD_OUT_TOKENS, MomentSum, fit_scale, held_out_logits
 from merge_tools.texts import read_samples
 from run_tools.errors import UserError
@@ -25,6 +27,10 @@ WORDS = {"birds": "owl nest wing egg", "ships": "sail mast hull", "tools": "saw 
 
 def unit(vector):
     return vector / vector.norm()
+
+
+def test_every_mode_but_random_and_none_names_its_texts():
+    assert set(get_args(GateMode)) == {"random", "none", *TEXTS_OF}  # one without texts would have random gates
 
 
 @pytest.mark.parametrize("mode", ["hidden", "cheap_embed"])
