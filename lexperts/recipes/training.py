@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from operator import itemgetter
@@ -16,6 +17,7 @@ from run_tools.errors import UserError
 from run_tools.files import differences, sha256_of, write_file
 
 ARGUMENTS, RESULTS = "arguments.yml", "results.json"
+SECONDS = 30  # between checkpoints
 # options on which the result does not depend
 FREE = {
     "output_dir", "logging_steps", "logging_strategy", "report_to", "run_name", "disable_tqdm", "log_level",
@@ -75,7 +77,7 @@ class RecipeTrainer(Trainer):
     def __init__(self, *args, part: Iterable[nn.Parameter] = (), part_rate=None, sampler=None, **kwargs):
         super().__init__(*args, **kwargs)
         self.part, self.part_rate, self.sampler = {id(parameter) for parameter in part}, part_rate, sampler
-        self.add_callback(SaveOnInterrupt())
+        self.add_callback(SaveByTime())
         self.add_callback(StopAtNaN())
 
     def _get_train_sampler(self, train_dataset=None):
@@ -95,14 +97,17 @@ class RecipeTrainer(Trainer):
         return optimizer
 
 
-class SaveOnInterrupt(TrainerCallback):
-    """Ctrl-C saves a checkpoint after the step before it ends the run; a second one ends it at once."""
+class SaveByTime(TrainerCallback):
+    """Saves a checkpoint every half minute, in at most a twentieth of the time. Ctrl-C saves one after the step before
+    it ends the run; a second one ends it at once.
+    """
 
-    interrupted = False
+    interrupted, asked, due = False, 0.0, 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Ctrl-C now waits for the end of a step."""
         signal.signal(signal.SIGINT, self.interrupt)
+        self.due = time.monotonic() + SECONDS
 
     def interrupt(self, *_):
         """The first Ctrl-C."""
@@ -111,12 +116,19 @@ class SaveOnInterrupt(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Asks for the checkpoint."""
-        control.should_save |= self.interrupted
+        self.asked = time.monotonic()
+        control.should_save |= self.interrupted or (args.world_size == 1 and self.asked >= self.due)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """Its time is not that of a checkpoint."""
+        self.asked = time.monotonic()
 
     def on_save(self, args, state, control, **kwargs):
         """The checkpoint is complete."""
         if self.interrupted:
             raise KeyboardInterrupt
+        now = time.monotonic()
+        self.due = now + max(SECONDS, 19 * (now - self.asked))
 
     def on_train_end(self, args, state, control, **kwargs):
         """As before the training."""

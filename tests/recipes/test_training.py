@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel, Trainer
 
 from lexperts.cli.train import app
-from lexperts.recipes import TRAIN
+from lexperts.recipes import TRAIN, training
 from tests.recipes.trainings import TRAININGS, some_rows
 from tests.tools import fails, save_tiny_bart, save_tiny_llama, write_rows
 
@@ -79,7 +79,9 @@ def test_a_killed_run_that_is_repeated_ends_with_the_same_bytes(name, at, whole,
 
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(Trainer, "_save_checkpoint", save_and_die)
+        patch.setattr(training, "SECONDS", 0)  # after the first step
         run(name, TRAININGS[name](at), tmp_path)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
     (tmp_path / "checkpoint-999").mkdir()  # half a checkpoint
     run(name, TRAININGS[name](at), tmp_path)
     assert contents(tmp_path) == contents(whole(name)) != {}

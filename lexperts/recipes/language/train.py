@@ -26,7 +26,7 @@ from run_tools.files import write_file
 from run_tools.loading import open_config, open_model, open_tokenizer
 from run_tools.packaged import is_hub_id, locate_model, published_name
 
-from ..training import SaveOnInterrupt, StopAtNaN, fit, write_results
+from ..training import SaveByTime, StopAtNaN, fit, write_results
 from .arguments import PARTS, DataArguments, ModelArguments
 from .rows import load_rows
 
@@ -110,7 +110,7 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
                 raise UserError(f"--validation-files {paths[0]} has texts, but the training rows are of another kind.")
     trainer = SFTTrainer(
         model, training_args, train_dataset=splits["train"], eval_dataset=splits.get("validation"),
-        processing_class=tokenizer, peft_config=choose_weights(model, model_args), callbacks=[SaveOnInterrupt(), StopAtNaN()],
+        processing_class=tokenizer, peft_config=choose_weights(model, model_args), callbacks=[SaveByTime(), StopAtNaN()],
     )  # fmt: skip
     rows = trainer.train_dataset["input_ids"]
     full = 0 if training_args.packing else sum(len(ids) == length for ids in rows)
