@@ -13,7 +13,7 @@ from bisect import bisect_right
 from functools import cache, partial
 from html import unescape
 from html.entities import html5
-from pathlib import Path
+from pkgutil import get_data
 
 import regex
 
@@ -28,7 +28,6 @@ _OWN_HYPHEN = re.compile(rf"{ADJECTIVES}|based|centric|grained|trained|inspired"
 _PREFIX = re.compile("mis|over|sub|out|under|hyper|un|de|en|pre|fore")
 _SUFFIX = re.compile("(?:ing|age|tion|ment|tor|er|ist|ism|ive|ability)s?|ness(?:es)?|ity|ally|tics?|fulness")
 SUSPENDED = frozenset(("and", "or", "nor", "to", "und", "oder", "et", "ou"))  # "pre-" / "and post-processing"
-VOCABULARY = Path(__file__).parent / "model" / "tokenizer.json"
 
 Edit = tuple[int, int, str]  # start, end, replacement
 
@@ -233,11 +232,12 @@ def _is_one_word(first: str, second: str, compounds: set[tuple[str, str]], words
 
 
 @cache
-def known_words() -> frozenset[str]:
-    """English words: the vocabulary of this package's tokenizer."""
-    if not VOCABULARY.exists():  # in a browser the code is in an archive
-        return frozenset()
-    return frozenset(json.loads(VOCABULARY.read_text(encoding="utf-8"))["model"]["vocab"])
+def known_words() -> dict[str, int]:
+    """English words with their ranks by frequency: the vocabulary of this package's tokenizer, which is in that order."""
+    try:
+        return json.loads(get_data("lexperts_lite", "model/tokenizer.json") or "")["model"]["vocab"]
+    except OSError:  # an archive without it
+        return {}
 
 
 def _has_break(blanks: str) -> bool:

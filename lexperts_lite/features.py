@@ -10,11 +10,12 @@ Letters: W words, p(O), p(B), p(I) the word probabilities, C phrases, M mentions
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import prod
+from math import log, prod
 from typing import NamedTuple
 
 import numpy as np
 
+from .clean import known_words
 from .decoding import B, I, O, begin_units, join_probabilities
 from .layout import continued_words, unit_numbers
 from .position_rank import position_ranks
@@ -107,6 +108,7 @@ class WordArrays:
         units: the unit of layout of each word, which are different numbers in different documents; see `layout.unit_numbers`.
         may_begin, may_end: whether a phrase may begin or end with the word; it may do neither inside a term.
         classes (`(W, 3)`): the probabilities of CLASSES, or `None`.
+        rarity (`(W,)`): log of a word's rank by frequency over the number of known words; 0 for others.
     """
 
     def __init__(
@@ -121,8 +123,9 @@ class WordArrays:
         self.classes = None if classes is None else np.concatenate(classes)
         facts = [word_facts(word, language) for words, _ in documents for word, _, _ in words]
         numbers: dict[str, int] = {}
-        self.stems = np.array([numbers.setdefault(stem, len(numbers)) for stem, _ in facts], dtype=np.int64)
-        kinds = np.array([kinds for _, kinds in facts], dtype=np.int64)
+        self.stems = np.array([numbers.setdefault(stem, len(numbers)) for stem, _, _ in facts], dtype=np.int64)
+        kinds = np.array([kinds for _, kinds, _ in facts], dtype=np.int64)
+        self.rarity = np.array([rarity for _, _, rarity in facts])
         units_of = [unit_numbers(words) for words, _ in documents]
         shifts = np.cumsum([0, *(int(units.max(initial=-1)) + 1 for units in units_of[:-1])])
         units = np.concatenate(units_of)
@@ -199,6 +202,14 @@ class Phrases:
             central[longer] += ranks[self.first[longer] + step]
         return central
 
+    def rarity(self, reduce: np.ufunc) -> np.ndarray:
+        """The largest or least rarity of the first mention's words."""
+        rarity, of_words = self.words.rarity[self.first], self.words.rarity
+        for step in range(1, MAX_WORDS):
+            longer = self.lengths > step
+            rarity[longer] = reduce(rarity[longer], of_words[self.first[longer] + step])
+        return rarity
+
     def noun_phrases(self) -> np.ndarray:
         """The probability `(M,)` that a mention w_1 .. w_n is a noun phrase that goes on neither to its left nor to its right:
 
@@ -238,6 +249,9 @@ FEATURES: dict[str, Callable[[Phrases], np.ndarray]] = {
     "labelled": lambda of: of.best(of.mentions.labelled),
     "function_word": lambda of: of.best(of.mentions.function_word),
     "central": lambda of: of.central(),
+    "rare_word": lambda of: np.where(of.lengths == 1, of.words.rarity[of.first], 0.0),
+    "rarest": lambda of: of.rarity(np.maximum),
+    "most_frequent": lambda of: of.rarity(np.minimum),
     "document": lambda of: np.log(of.words.lengths[of.document]),
     "density": lambda of: np.log(of.words.mean(1 - of.words.p[:, O]) + 1e-3)[of.document],
     "begins": lambda of: np.log1p(of.words.total(of.words.p[:, B]))[of.document],
@@ -366,14 +380,15 @@ def noun_phrase_ends(words: WordArrays) -> np.ndarray:
 
 
 @lru_cache(maxsize=1 << 18)
-def word_facts(word: str, language: str | None) -> tuple[str, int]:
-    """A word's stem, and the sum of what it is, of IN_PHRASE and the like; cached, since a corpus has few distinct words."""
+def word_facts(word: str, language: str | None) -> tuple[str, int, float]:
+    """A word's stem, the sum of what it is, of IN_PHRASE and the like, and its rarity; cached, since a corpus has few distinct words."""
     kinds = IN_PHRASE if is_phrase_word(word) else 0
     if language == "english" and word.lower() in FUNCTION_WORDS:
         kinds |= FUNCTIONAL
     if word.isupper():
         kinds |= CAPITALS | (ACRONYM if kinds & FUNCTIONAL and len(word) > 1 else 0)
-    return spelling_stem(word, language), kinds
+    number = len(known_words()) + 1
+    return spelling_stem(word, language), kinds, log((known_words().get(word.lower(), number - 1) + 1) / number)
 
 
 def acronyms(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lexperts_lite.clean import known_words
 from lexperts_lite.decoding import B, I, O, begin_units, join_probabilities, mention_scores, tag_spans, word_tags
 from lexperts_lite.features import FEATURES, LABEL_THRESHOLD, MAX_WORDS, MIN_PROBABILITY, find_phrases
 from lexperts_lite.layout import continued_words, in_one_unit, is_whole, unit_numbers
@@ -93,6 +94,9 @@ class Plain:
         p, allowed = self.p, self.p[np.array(self.allowed)]
         span, nouns = np.array([self.span(*s) for s in spans]), np.array([self.noun_phrase(*s) for s in spans])
         first, n = spans[0][0], spans[0][1] - spans[0][0]
+        known = known_words()
+        ranks = [known.get(word.lower(), len(known)) for word, _, _ in self.words[first : first + n]]
+        rarity = np.log((np.array(ranks) + 1) / (len(known) + 1))
         return {
             "span": log_odds(span.max()),
             "labels": log_odds(mention_scores(p, spans).max()),
@@ -111,6 +115,9 @@ class Plain:
             "density": np.log((1 - allowed[:, O]).mean() + 1e-3),
             "begins": np.log1p(allowed[:, B].sum()),
             "central": self.ranks[first : first + n].sum(),
+            "rare_word": rarity[0] if n == 1 else 0,
+            "rarest": rarity.max(),
+            "most_frequent": rarity.min(),
             "noun_phrase": nouns.mean(),
             "best_noun_phrase": nouns.max(),
             "noun_phrases": np.log1p(nouns.sum()),
