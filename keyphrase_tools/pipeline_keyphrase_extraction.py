@@ -45,8 +45,9 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
             PyTorch data set), which is read lazily. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may
             be missing or `None`.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
-        min_score (`float`): leave out keyphrases with a lower score. By default a model with `config.keyphrase_ranker` returns as
-            many as give the highest expected F1, and other models all.
+        min_phrases (`int`, default 5): a model with `config.keyphrase_ranker` returns as many keyphrases as give the highest expected
+            F1, but not fewer than these if the text has so many; other models return all.
+        min_score (`float`): return instead all keyphrases with this score or a higher one, up to `top_k`.
         style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags". Its
             ranker in `config.style_rankers` is used, if there is one, or else `config.keyphrase_ranker`.
         threshold (`float`, default `config.keyphrase_threshold`): a word belongs to a keyphrase if its probability of B or I

@@ -46,7 +46,7 @@ def read_text(path: str) -> str:
 
 def extract(options: Namespace) -> None:
     """Prints the keyphrases of a file."""
-    given = {"top_k": options.top_k, "style": options.style, "min_score": options.min_score}
+    given = {name: getattr(options, name) for name in ("top_k", "min_phrases", "min_score", "style")}
     given = {name: value for name, value in given.items() if value is not None}
     model = KeyphraseExtractor(options.model, num_threads=options.threads)
     if isinstance(sys.stdout, TextIOWrapper):
@@ -88,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     reading.add_argument("file", help="a text (.txt, - for standard input), or JSON Lines (.jsonl) with text and title")
     reading.add_argument("--top-k", type=int, default=10, help="keyphrases per document; default: 10")
     reading.add_argument("--style", help="style of annotation, such as tags")
+    reading.add_argument("--min-phrases", type=int, help="fewest of a document that has so many; default: 5")
     reading.add_argument("--min-score", type=float, help="leave out keyphrases with a lower score")
     serving = commands.add_parser("serve", help="answer over HTTP: POST /keyphrases, with /docs, /healthz and /metrics")
     for command, run in ((reading, extract), (serving, serve)):

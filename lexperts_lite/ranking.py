@@ -15,6 +15,7 @@ from math import isfinite
 import numpy as np
 
 from .batches import Block
+from .call_options import MIN_PHRASES
 from .candidates import Spans
 from .clean import clean_characters
 from .decoding import (
@@ -293,6 +294,7 @@ def select_phrases(
     temperature: float | None,
     threshold: float | None,
     top_k: int | None = 10,
+    min_phrases: int = MIN_PHRASES,
     min_score: float | None = None,
     candidates=None,
     diversity: float = 0.0,
@@ -307,14 +309,16 @@ def select_phrases(
         ranked: the phrases of a model with a ranker.
         language, temperature: of the stems and of the scores.
         threshold: of labels, without a ranker.
-        top_k, min_score, candidates, diversity, nested: as in a call of the pipeline.
+        top_k, min_phrases, min_score, candidates, diversity, nested: as in a call of the pipeline.
     """
     document, absent = block.documents[number], []
     if candidates is not None:
         given = candidates.phrases(language)
         phrases, absent = rank_candidates(given, block.mentions[number], document, p, temperature)
     elif ranked is not None:
-        among = ranked.best_number if min_score is None else sum(score >= min_score for score in ranked.scores)
+        among = max(ranked.best_number, min_phrases)
+        if min_score is not None:
+            among = sum(score >= min_score for score in ranked.scores)
         if top_k is not None and nested and not diversity:  # otherwise more than will be returned, to choose from
             among = min(among, top_k)
         phrases = ranked.phrases(among)

@@ -30,6 +30,7 @@ def extract(
     output: file_options.Output,
     model: Model = None,
     top_k: Annotated[int | None, Count(help="Keyphrases per document; default: 10, or all candidates.")] = None,
+    min_phrases: Annotated[int | None, typer.Option(min=0, help="Fewest per document that has so many; default: 5.")] = None,
     min_score: Annotated[float | None, Share(help="Lowest score; by default the model decides how many.")] = None,
     style: Style = None,
     candidates: Annotated[Path | None, FileOption(help="Phrases to score, one per line.")] = None,
@@ -61,7 +62,7 @@ def extract(
     from keyphrase_tools.extractor import KeyphraseExtractor
     from run_tools.packaged import locate_model
 
-    names = ("min_score", "style", "diversity", "nested", "mentions", "batch_size", "device", "dtype")
+    names = ("min_phrases", "min_score", "style", "diversity", "nested", "mentions", "batch_size", "device", "dtype")
     options: dict = {name: context.params[name] for name in (*names, "trust_remote_code")}
     options["top_k"] = 10 if top_k is None and candidates is None else top_k
     options |= {} if language is None else {"language": None if language == "none" else language}

@@ -16,6 +16,7 @@ from .test_ranking import WEIGHTS
 
 NAN, TEXT = float("nan"), random_text(200)
 WRONG = {
+    "min_phrases": (-1, 2.5, "5", True),
     "top_k": (0, -1, 2.5, "5", True, NAN, [5]), "min_score": (NAN, 5, -0.1, "0.5", True, float("inf")), "style": (3, ["tags"], True),
     "threshold": (0, 1, NAN, "0.5", -1, True), "overlap": (-1, 1.5, "x", NAN), "max_length": (0, -5, 8.0, "64"),
     "max_title_length": (0, 2.5, "x"), "nested": (0, "yes"), "diversity": (NAN, -0.1, 1.5, "high", True),

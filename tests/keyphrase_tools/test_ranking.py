@@ -182,7 +182,10 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     ranked = rank(model.config.keyphrase_ranker, text, words, p)
     assert extract(text, min_score=0.0, top_k=None) == ranked
     number = PhraseRanker(model.config.keyphrase_ranker).best_number([phrase["score"] for phrase in ranked])
-    assert extract(text) == ranked[:number] and 0 < number < len(ranked)
+    assert 0 < number < len(ranked)
+    for least in (0, number + 1, 99):
+        assert extract(text, min_phrases=least, top_k=None) == ranked[: max(number, least)]
+    assert extract(text) == ranked[: max(number, 5)]
     middle = ranked[len(ranked) // 2]["score"]
     sure = [phrase for phrase in ranked if phrase["score"] >= middle]
     assert extract(text, min_score=middle, top_k=None) == sure != ranked
@@ -193,7 +196,7 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     diverse = extract(batch, diversity=0.5)
     assert diverse == [extract(one, diversity=0.5) for one in batch]
     assert [len(phrases) for phrases in diverse] == [len(phrases) for phrases in extract(batch)]
-    names = {phrase["keyphrase"] for phrase in extract(text, diversity=1.0, top_k=number)}
+    names = {phrase["keyphrase"] for phrase in extract(text, diversity=1.0, top_k=number, min_phrases=0)}
     assert names == {phrase["keyphrase"] for phrase in ranked[:number]}  # only what is returned without diversity
 
 
