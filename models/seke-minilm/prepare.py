@@ -46,6 +46,7 @@ class Vectors:
 
     @torch.inference_mode()
     def __call__(self, texts: list[str]) -> np.ndarray:
+        """The vectors of texts."""
         new = sorted({text for text in texts if text not in self.known}, key=len)
         for some in (new[i : i + BLOCK] for i in range(0, len(new), BLOCK)):
             batch = self.tokenizer(some, padding=True, truncation=True, max_length=256, return_tensors="pt")

@@ -50,15 +50,14 @@ class DataArguments(ColumnArguments, SplitArguments):
     style_dropout: float = option(0.3, "share of training rows whose style is hidden, to work without one")
     fit_ranker: bool = option(False, "whether to fit a ranker of phrases on the validation documents, not a threshold")
     tagger: str | None = option(None, "spaCy pipeline, as en_core_web_sm, for a ranker that knows noun phrases")
-    as_noun_phrases: list[str] = option([], "styles whose documents count without it by their noun phrases only")
     language: str | None = option(None, "stemmer, such as german, or none (default: that of the model, or english)")
     max_length: int = option(256, "sub-tokens per window")
     early_stopping_patience: int = option(5, "epochs without a gain in F1@10 before training stops; 0 for never")
     early_stopping_gain: float = option(0.005, "smallest gain in F1@10 that counts")
 
     def __post_init__(self):
-        if (self.tagger and not self.fit_ranker) or (self.as_noun_phrases and not self.tagger):
-            raise UserError("--as-noun-phrases needs --tagger, which needs --fit-ranker true.")
+        if self.tagger and not self.fit_ranker:
+            raise UserError(f"--tagger {self.tagger} needs --fit-ranker true.")
 
 
 ARGUMENTS = {"train": (ModelArguments, DataArguments)}

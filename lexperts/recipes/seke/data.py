@@ -117,10 +117,9 @@ class MixtureSampler(Sampler[int]):
                 yield from batch
 
 
-def hide_styles(rows: list[dict], collator, share: float, kept: Sequence[int] = ()) -> dict[str, torch.Tensor]:
-    """The batch of a collator, with the style of a share of the rows set to 0 (none), except for styles in `kept`."""
+def hide_styles(rows: list[dict], collator, share: float) -> dict[str, torch.Tensor]:
+    """The batch of a collator, with the style of a share of the rows set to 0 (none)."""
     batch = collator(rows)
     if "style_ids" in batch and share:
-        hidden = (torch.rand(len(rows)) < share) & ~torch.isin(batch["style_ids"], torch.tensor(kept, dtype=torch.long))
-        batch["style_ids"] = batch["style_ids"].masked_fill(hidden, 0)
+        batch["style_ids"] = batch["style_ids"].masked_fill(torch.rand(len(rows)) < share, 0)
     return batch

@@ -22,9 +22,8 @@ def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
     """Fits a ranker on validation documents, and one more for each of their styles; saves them in the configuration.
 
     A file of n documents has a share in proportion to n^(1/T), as in training. For the ranker of a style documents are
-    read with it, and files of others have a small share (`OTHER_STYLES`), so that few documents suffice. Styles of
-    `--as-noun-phrases` have no part in the ranker without a style. Returns a pipeline that ranks by them, and its F1@10
-    on the validation documents, mean over the files.
+    read with it, and files of others have a small share (`OTHER_STYLES`), so that few documents suffice. Returns a
+    pipeline that ranks by them, and its F1@10 on the validation documents, mean over the files.
     """
     config, language = extract.model.config, extract.language
     config.keyphrase_threshold = config.keyphrase_temperature = config.keyphrase_ranker = config.style_rankers = None
@@ -43,8 +42,7 @@ def fit_rankers(extract, files: Sequence[Documents], args: DataArguments):
         by_file = {n: share * weights.get(files[n].style, other) for n, share in enumerate(shares)}
         return fit_ranker(documents, sum(gold, []), numbers, by_file, language, classes if known else None)
 
-    apart = dict.fromkeys(args.as_noun_phrases, 0.0)
-    config.keyphrase_ranker = fit([read(file, "") for file in files], apart, 1.0)
+    config.keyphrase_ranker = fit([read(file, "") for file in files], {}, 1.0)
     if styles := sorted({file.style for file in files if file.style}):
         read_files = [read(file, file.style) for file in files]
         config.style_rankers = {style: fit(read_files, {style: 1.0}, OTHER_STYLES) for style in styles}

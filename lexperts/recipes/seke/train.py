@@ -35,7 +35,7 @@ from .arguments import DataArguments, ModelArguments
 from .data import Documents, MixtureSampler, hide_styles, load_files, load_unlabelled, make_windows
 from .distill import DistillationTrainer, new_student
 from .ranking import fit_rankers, score_tests
-from .word_classes import add_word_classes, only_noun_phrases, open_tagger
+from .word_classes import add_word_classes, open_tagger
 
 HEAD = (
     "use_moe", "use_rnn", "rnn_num_layers", "num_experts", "num_experts_per_tok", "expert_intermediate_size",
@@ -105,7 +105,6 @@ def make_trainer(model, teacher, tokenizer, files: Files, args: ModelArguments, 
     texts, keyphrases = columns(files["validation"])
     metrics = ExtractionMetrics(texts, keyphrases, tokenizer, model.config.id2label, language=language)
     print(f"validation: {len(texts):,} documents; {describe_coverage(metrics.rows)}")
-    kept = [1 + styles.index(style) for style in data_args.as_noun_phrases]
     collator = DataCollatorForTokenClassification(tokenizer)
     patience, sampler = data_args.early_stopping_patience, None
     if data_args.rows_per_epoch or data_args.mixing_temperature != 1:
@@ -118,7 +117,7 @@ def make_trainer(model, teacher, tokenizer, files: Files, args: ModelArguments, 
     return trainer(
         model=model, args=training, processing_class=tokenizer, compute_metrics=metrics, sampler=sampler,
         train_dataset=Dataset.from_dict(windows), eval_dataset=Dataset.from_dict(metrics.rows),
-        data_collator=partial(hide_styles, collator=collator, share=data_args.style_dropout, kept=kept),
+        data_collator=partial(hide_styles, collator=collator, share=data_args.style_dropout),
         part=[p for name, p in model.named_parameters() if p.requires_grad and "backbone." not in name],
         part_rate=args.head_learning_rate,
         callbacks=[EarlyStoppingCallback(patience, data_args.early_stopping_gain)] if patience else [],
@@ -156,9 +155,6 @@ def train(model_args: ModelArguments, data_args: DataArguments, training_args, c
     language = data_args.language or getattr((teacher or model).config, "keyphrase_language", "english")
     language = model.config.keyphrase_language = check_language(None if language == "none" else language)
     check_files(files, model.config.styles or [], language)
-    for split in ("train", "validation"):
-        apart = [file for file in files[split] if file.style in data_args.as_noun_phrases]
-        files[split] += [copy for file in apart if (copy := only_noun_phrases(file, tagger, language)).texts]
     if model_args.lora:
         model = add_lora(model, tokenizer, training_args)
     push, training_args.push_to_hub = training_args.push_to_hub, False  # the Trainer would push every checkpoint

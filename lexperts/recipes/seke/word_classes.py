@@ -1,6 +1,5 @@
-"""A spaCy tagger as a teacher: which words are nouns, for the ranker, and which keyphrases are noun phrases."""
+"""A spaCy tagger as a teacher: which words are nouns, for the ranker."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +8,9 @@ import numpy as np
 from keyphrase_tools.ranker_fit import fit_word_classes
 from lexperts_lite.diversity import WordStates
 from lexperts_lite.features import CLASSES, CLASSIFIER, MODIFIER, NOUN, OTHER
-from lexperts_lite.input_documents import read_document
-from lexperts_lite.words import normalise, stem, stem_phrase
-
-from .data import Documents
 
 TEXTS = 400  # of the training documents, from which the classes are learned; one in five measures them
 TAGS = {"NOUN": NOUN, "PROPN": NOUN, "ADJ": MODIFIER}  # Universal Dependencies
-NOUN_PHRASE = re.compile(f"[{MODIFIER}{NOUN}]+{NOUN}")  # two or more words, the longest
 
 
 def open_tagger(name: str):
@@ -38,20 +32,6 @@ def classes_by_tags(tagger, documents: Sequence[Any]) -> list[np.ndarray]:
             at[token.idx : token.idx + len(token)] = TAGS.get(token.pos_, OTHER)
         found.append(at[[start for _, start, _ in document.words]])
     return found
-
-
-def only_noun_phrases(file: Documents, tagger, language: str | None) -> Documents:
-    """A copy of documents without a style, with those keyphrases that are noun phrases of two or more words there."""
-    copy = Documents(file.source, file.name, "", [], [])
-    read = [read_document(text, i, True) for i, text in enumerate(file.texts)]
-    for i, (document, classes) in enumerate(zip(read, classes_by_tags(tagger, read), strict=True)):
-        stems = [stem(word, language) for word, _, _ in document.words]
-        spans = [match.span() for match in NOUN_PHRASE.finditer("".join(map(str, classes)))]
-        known = {" ".join(stems[start:end]) for start, end in spans}
-        if kept := [phrase for phrase in file.keyphrases[i] if stem_phrase(normalise(phrase), language) in known]:
-            copy.texts.append(file.texts[i])
-            copy.keyphrases.append(kept)
-    return copy
 
 
 def add_word_classes(extract, texts: Sequence[str], tagger, seed: int) -> dict[str, float]:
