@@ -1,4 +1,7 @@
-"""Counts of single documents, kept in results as compact strings: F1, and differences between two systems with their intervals."""
+"""Counts of single documents, kept in results as compact strings: F1, and differences between two systems with their intervals.
+
+Precision at k is over the phrases that are returned, at most k, as in SEKE; with `always` over k, also where fewer are returned.
+"""
 
 from collections.abc import Sequence
 
@@ -15,11 +18,12 @@ def encode(rows: Sequence[dict]) -> dict[str, str]:
     return {count: " ".join(str(row[count]) for row in rows) for count in COUNTS}
 
 
-def precision_and_recall(encoded: dict[str, str], k: int) -> np.ndarray:
+def precision_and_recall(encoded: dict[str, str], k: int, always: bool = False) -> np.ndarray:
     """Precision and recall at k, `(documents, 2)`, by the rules of SEKE: 0 / 0 = 0, and nan for documents without gold keyphrases."""
     counts = {count: np.array(encoded[count].split(), dtype=float) for count in COUNTS}
     ratios = np.zeros((2, len(counts["num_targets"])))
-    for ratio, denominator in zip(ratios, (np.minimum(counts["num_preds"], k), counts["num_targets"]), strict=True):
+    returned = np.full_like(counts["num_preds"], k) if always else np.minimum(counts["num_preds"], k)
+    for ratio, denominator in zip(ratios, (returned, counts["num_targets"]), strict=True):
         np.divide(counts[f"correct@{k}"], denominator, out=ratio, where=denominator > 0)
     ratios[:, counts["num_targets"] == 0] = np.nan
     return ratios.T
@@ -31,18 +35,18 @@ def f1_of_means(means: np.ndarray) -> np.ndarray:
     return np.divide(2 * means.prod(axis=-1), total, out=np.zeros_like(total), where=total > 0)
 
 
-def f1(encoded: dict[str, str], k: int, documents: int | None = None) -> float:
+def f1(encoded: dict[str, str], k: int, documents: int | None = None, always: bool = False) -> float:
     """F1@k of the first documents, by default of all."""
-    return float(f1_of_means(np.nanmean(precision_and_recall(encoded, k)[:documents], axis=0)))
+    return float(f1_of_means(np.nanmean(precision_and_recall(encoded, k, always)[:documents], axis=0)))
 
 
-def difference(ours: dict[str, str], theirs: dict[str, str], k: int) -> tuple[float, float, float]:
+def difference(ours: dict[str, str], theirs: dict[str, str], k: int, always=False) -> tuple[float, float, float]:
     """F1@k minus that of another system on the first documents, which both have read, with a 95% interval (paired bootstrap).
 
     Raises:
         ValueError: if the two were scored on other documents.
     """
-    first, second = (precision_and_recall(counts, k) for counts in (ours, theirs))
+    first, second = (precision_and_recall(counts, k, always) for counts in (ours, theirs))
     number = min(len(first), len(second))
     values = np.concatenate([first[:number], second[:number]], axis=1)  # (n, 4)
     if ours["num_targets"].split()[:number] != theirs["num_targets"].split()[:number]:

@@ -119,6 +119,9 @@ def test_counts_of_documents_give_the_f1_of_all_and_paired_intervals(benchmark_m
     worse = by_document.encode(keyphrase_f1_by_document([[]] * 36, gold, k=by_document.CUTS))
     for k in by_document.CUTS:
         assert by_document.f1(ours, k) == pytest.approx(keyphrase_f1(predicted, gold, k=k)[f"f1@{k}"], abs=1e-3)
+        padded = [[*of, *(f"wrong {i}" for i in range(k - len(of)))] for of in predicted]
+        always = keyphrase_f1(padded, gold, k=k)[f"f1@{k}"]
+        assert by_document.f1(ours, k, always=True) == pytest.approx(always, abs=1e-3)
     value, low, high = by_document.difference(ours, worse, 5)
     assert value == pytest.approx(by_document.f1(ours, 5)) and 0 < low < value < high
     with pytest.raises(ValueError, match="36"):
