@@ -1,6 +1,7 @@
 """`lexperts keyphrases`, also installed as `keyphrases`: the command line of keyphrase_tools."""
 
 import os
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -78,9 +79,10 @@ def extract(
 
 
 def read_text(path: Path) -> str:
-    """The content of a text file. Raises a `UserError` if it is not UTF-8."""
+    """The content of a text file. Raises a `UserError` if it is neither UTF-8 nor UTF-16 with its mark."""
+    content = path.read_bytes()
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8: {error.reason} at byte {error.start}. Convert it.") from error
 

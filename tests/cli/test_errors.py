@@ -37,7 +37,7 @@ TABLE = [  # command line, and what the line names
     ("keyphrases generate rows.jsonl out.jsonl --model folder", "folder"),
     ("keyphrases show rows.csv --output rows.jsonl", "rows.jsonl"),
     ("keyphrases show rows.csv --output dangling.html", "dangling.html"),
-    ("keyphrases show utf16.txt", "utf16.txt"),
+    ("keyphrases show latin1.txt", "latin1.txt is not UTF-8: unexpected end of data at byte 3"),
     ("keyphrases score rows.jsonl rows.jsonl -k m", "'m'"),
     ("keyphrases export folder out", "folder"),
     ("keyphrases serve --max-wait-ms nan", "--max-wait-ms"),
@@ -68,7 +68,7 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     (tmp_path / "rows.csv").write_text("id,text\n1,graph cuts\n")
-    (tmp_path / "utf16.txt").write_text("graph cuts", encoding="utf-16")
+    (tmp_path / "latin1.txt").write_bytes("café".encode("latin-1"))
     (tmp_path / "dangling.html").symlink_to(tmp_path / "page.html")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("a model was opened"))

@@ -74,7 +74,8 @@ def test_show_prints_keyphrases_and_writes_a_page_that_it_may_replace(folder, tm
     show = ("show", tmp_path / "a.txt", "--model", folder, "--output")
     done = call(*show, tmp_path / "page.html", "--top-k", 3)
     assert done.exit_code == 0 and "a.txt" in done.output and "<mark" in (tmp_path / "page.html").read_text()
-    assert call(*show, tmp_path / "page.html", "--top-k", 1).exit_code == 0
+    (tmp_path / "a.txt").write_text(TEXT, encoding="utf-16")
+    assert call(*show, tmp_path / "page.html", "--top-k", 3).output == done.output
     (tmp_path / "users.html").write_text("<!DOCTYPE html>\n<html lang='en'>")
     for name in ("a.txt", "users.html"):
         before = (tmp_path / name).read_bytes()
