@@ -102,7 +102,7 @@ class SaveByTime(TrainerCallback):
     it ends the run; a second one ends it at once.
     """
 
-    interrupted, asked, due = False, 0.0, 0.0
+    interrupted, began, due = False, 0.0, 0.0
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Ctrl-C now waits for the end of a step."""
@@ -116,19 +116,19 @@ class SaveByTime(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Asks for the checkpoint."""
-        self.asked = time.monotonic()
-        control.should_save |= self.interrupted or (args.world_size == 1 and self.asked >= self.due)
+        self.began = time.monotonic()
+        control.should_save |= self.interrupted or (args.world_size == 1 and self.began >= self.due)
 
     def on_evaluate(self, args, state, control, **kwargs):
         """Its time is not that of a checkpoint."""
-        self.asked = time.monotonic()
+        self.began = time.monotonic()
 
     def on_save(self, args, state, control, **kwargs):
         """The checkpoint is complete."""
         if self.interrupted:
             raise KeyboardInterrupt
         now = time.monotonic()
-        self.due = now + max(SECONDS, 19 * (now - self.asked))
+        self.due = now + max(SECONDS, 19 * (now - self.began))
 
     def on_train_end(self, args, state, control, **kwargs):
         """As before the training."""
