@@ -45,7 +45,7 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
             PyTorch data set), which is read lazily. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may
             be missing or `None`.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
-        min_phrases (`int`, default 5): a model with `config.keyphrase_ranker` returns as many keyphrases as give the highest expected
+        min_phrases (`int`, default 0): a model with `config.keyphrase_ranker` returns as many keyphrases as give the highest expected
             F1, but not fewer than these if the text has so many; other models return all.
         min_score (`float`): return instead all keyphrases with this score or a higher one, up to `top_k`.
         style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags". Its

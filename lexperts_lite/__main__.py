@@ -88,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     reading.add_argument("file", help="a text (.txt, - for standard input), or JSON Lines (.jsonl) with text and title")
     reading.add_argument("--top-k", type=int, default=10, help="keyphrases per document; default: 10")
     reading.add_argument("--style", help="style of annotation, such as tags")
-    reading.add_argument("--min-phrases", type=int, help="fewest of a document that has so many; default: 5")
+    reading.add_argument("--min-phrases", type=int, help="fewest of a document that has so many")
     reading.add_argument("--min-score", type=float, help="leave out keyphrases with a lower score")
     serving = commands.add_parser("serve", help="answer over HTTP: POST /keyphrases, with /docs, /healthz and /metrics")
     for command, run in ((reading, extract), (serving, serve)):

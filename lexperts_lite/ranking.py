@@ -15,7 +15,6 @@ from math import isfinite
 import numpy as np
 
 from .batches import Block
-from .call_options import MIN_PHRASES
 from .candidates import Spans
 from .clean import clean_characters
 from .decoding import (
@@ -294,7 +293,7 @@ def select_phrases(
     temperature: float | None,
     threshold: float | None,
     top_k: int | None = 10,
-    min_phrases: int = MIN_PHRASES,
+    min_phrases: int = 0,
     min_score: float | None = None,
     candidates=None,
     diversity: float = 0.0,

@@ -31,9 +31,7 @@ def extract(
     output: file_options.Output,
     model: Model = None,
     top_k: Annotated[int | None, Count(help="Keyphrases per document; default: 10, or all candidates.")] = None,
-    min_phrases: Annotated[
-        int | None, typer.Option(min=0, help="Fewest per document that has so many; default: 5.")
-    ] = None,
+    min_phrases: Annotated[int | None, typer.Option(min=0, help="Fewest per document that has so many.")] = None,
     min_score: Annotated[float | None, Share(help="Lowest score; by default the model decides how many.")] = None,
     style: Style = None,
     candidates: Annotated[Path | None, FileOption(help="Phrases to score, one per line.")] = None,

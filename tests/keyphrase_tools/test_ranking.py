@@ -185,7 +185,7 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     assert 0 < number < len(ranked)
     for least in (0, number + 1, 99):
         assert extract(text, min_phrases=least, top_k=None) == ranked[: max(number, least)]
-    assert extract(text) == ranked[: max(number, 5)]
+    assert extract(text) == ranked[:number]
     middle = ranked[len(ranked) // 2]["score"]
     sure = [phrase for phrase in ranked if phrase["score"] >= middle]
     assert extract(text, min_score=middle, top_k=None) == sure != ranked
@@ -196,7 +196,7 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     diverse = extract(batch, diversity=0.5)
     assert diverse == [extract(one, diversity=0.5) for one in batch]
     assert [len(phrases) for phrases in diverse] == [len(phrases) for phrases in extract(batch)]
-    names = {phrase["keyphrase"] for phrase in extract(text, diversity=1.0, top_k=number, min_phrases=0)}
+    names = {phrase["keyphrase"] for phrase in extract(text, diversity=1.0, top_k=number)}
     assert names == {phrase["keyphrase"] for phrase in ranked[:number]}  # only what is returned without diversity
 
 
