@@ -233,11 +233,12 @@ def _is_one_word(first: str, second: str, compounds: set[tuple[str, str]], words
 
 @cache
 def known_words() -> dict[str, int]:
-    """English words with their ranks by frequency: the vocabulary of this package's tokenizer, which is in that order."""
+    """English words with their ranks by frequency: the vocabulary of this package's tokenizer, which is nearly in that order."""
     try:
-        return json.loads(get_data("lexperts_lite", "model/tokenizer.json") or "")["model"]["vocab"]
-    except OSError:  # an archive without it
-        return {}
+        data = get_data("lexperts_lite", "model/tokenizer.json")
+    except OSError:  # installed without its model
+        data = None
+    return json.loads(data)["model"]["vocab"] if data else {}
 
 
 def _has_break(blanks: str) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import log, prod
 from typing import NamedTuple
+from unicodedata import combining, normalize
 
 import numpy as np
 
@@ -387,8 +388,9 @@ def word_facts(word: str, language: str | None) -> tuple[str, int, float]:
         kinds |= FUNCTIONAL
     if word.isupper():
         kinds |= CAPITALS | (ACRONYM if kinds & FUNCTIONAL and len(word) > 1 else 0)
-    number = len(known_words()) + 1
-    return spelling_stem(word, language), kinds, log((known_words().get(word.lower(), number - 1) + 1) / number)
+    known, letters = known_words(), normalize("NFD", word.lower())  # which have no accents in the vocabulary
+    rank = known.get("".join(letter for letter in letters if not combining(letter)), len(known))
+    return spelling_stem(word, language), kinds, log((rank + 1) / (len(known) + 1))
 
 
 def acronyms(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:

@@ -321,6 +321,8 @@ def select_phrases(
         if top_k is not None and nested and not diversity:  # otherwise more than will be returned, to choose from
             among = min(among, top_k)
         phrases = ranked.phrases(among)
+        if not nested and min_score is None and len(without_nested(phrases, language)) < min_phrases:
+            phrases = without_nested(ranked.phrases(), language)[:min_phrases]
     else:
         tags = block.probabilities.tags(number)  # only without a threshold
         phrases = rank_phrases(document.text, document.words, p, threshold, tags, temperature, language)

@@ -65,7 +65,9 @@ class Parameters(Strict):
     """Options of the pipeline; those that are left out have its defaults."""
 
     top_k: Annotated[int | None, Field(ge=1, le=1000, description="Maximum number of keyphrases; null for all.")] = 10
-    min_phrases: Annotated[int | None, Field(ge=0, le=1000, description="Of a text that has so many.")] = None
+    min_phrases: Annotated[
+        int | None, Field(ge=0, le=1000, description="Minimum number, of a text that has so many.")
+    ] = None
     min_score: Annotated[float | None, Field(ge=0, le=1)] = None
     threshold: Annotated[float | None, Field(gt=0, lt=1)] = None
     style: Annotated[str | None, Field(description="A style of annotation, if the model has several.")] = None

@@ -78,11 +78,13 @@ def extract(
 
 def read_text(path: Path) -> str:
     """The content of a text file. Raises a `UserError` if it is neither UTF-8 nor UTF-16 with its mark."""
-    content = path.read_bytes()
+    with path.open("rb") as file:
+        encoding = "UTF-16" if file.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE) else "UTF-8-sig"
     try:
-        return content.decode("utf-16" if content.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig")
+        return path.read_text(encoding=encoding)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8: {error.reason} at byte {error.start}. Convert it.") from error
+        name = encoding.removesuffix("-sig")
+        raise UserError(f"{path} is not {name}: {error.reason} at byte {error.start}. Convert it.") from error
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """What the trainings share: a run that can be continued, the stock Trainer with a few additions, what is saved."""
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Iterable, Mapping
@@ -98,11 +99,15 @@ class RecipeTrainer(Trainer):
 
 
 class SaveByTime(TrainerCallback):
-    """Saves a checkpoint every half minute, in at most a twentieth of the time. Ctrl-C saves one after the step before
-    it ends the run; a second one ends it at once.
+    """Saves a checkpoint every half minute, in at most a twentieth of the time, and deletes it at the next one. Ctrl-C saves
+    one before it ends the run; a second one ends it at once.
+
+    Not after the last step of an epoch, whose checkpoint comes after its evaluation; nor in several processes, which
+    have several clocks, or for the Hub, by time.
     """
 
-    interrupted, began, due = False, 0.0, 0.0
+    interrupted, is_due, start, due = False, False, 0.0, 0.0
+    last: Path | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Ctrl-C now waits for the end of a step."""
@@ -115,20 +120,27 @@ class SaveByTime(TrainerCallback):
         self.interrupted = True
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Asks for the checkpoint."""
-        self.began = time.monotonic()
-        control.should_save |= self.interrupted or (args.world_size == 1 and self.began >= self.due)
+        """Asks for a checkpoint within an epoch."""
+        self.start = time.monotonic()
+        is_free = args.world_size == 1 and not (args.push_to_hub or control.should_save or control.should_evaluate)
+        self.is_due = is_free and self.start >= self.due
+        if state.epoch % 1 and not control.should_training_stop:
+            control.should_save |= self.interrupted or self.is_due
 
-    def on_evaluate(self, args, state, control, **kwargs):
-        """Its time is not that of a checkpoint."""
-        self.began = time.monotonic()
+    def on_epoch_end(self, args, state, control, **kwargs):
+        """Asks for the checkpoint after an epoch."""
+        self.is_due = False
+        control.should_save |= self.interrupted
 
     def on_save(self, args, state, control, **kwargs):
         """The checkpoint is complete."""
         if self.interrupted:
             raise KeyboardInterrupt
-        now = time.monotonic()
-        self.due = now + max(SECONDS, 19 * (now - self.began))
+        if self.last is not None:
+            shutil.rmtree(self.last, ignore_errors=True)
+        now, folder = time.monotonic(), Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        self.last = folder if self.is_due else None
+        self.due = now + max(SECONDS, 19 * (now - self.start) * self.is_due)
 
     def on_train_end(self, args, state, control, **kwargs):
         """As before the training."""

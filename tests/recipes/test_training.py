@@ -1,5 +1,6 @@
 """What holds for every training: runs that are killed, repeated, changed or complete; weights that become NaN; bad files."""
 
+import json
 import shutil
 import signal
 from types import SimpleNamespace
@@ -79,9 +80,7 @@ def test_a_killed_run_that_is_repeated_ends_with_the_same_bytes(name, at, whole,
 
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr(Trainer, "_save_checkpoint", save_and_die)
-        patch.setattr(training, "SECONDS", 0)  # after the first step
         run(name, TRAININGS[name](at), tmp_path)
-    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
     (tmp_path / "checkpoint-999").mkdir()  # half a checkpoint
     run(name, TRAININGS[name](at), tmp_path)
     assert contents(tmp_path) == contents(whole(name)) != {}
@@ -105,6 +104,48 @@ def test_ctrl_c_saves_before_it_ends_a_run_and_pressed_again_it_does_not(
     assert ended.value.code == 130
     assert capsys.readouterr().err.endswith(f"interrupted: Repeat the command{advice}.\n")
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"] * (presses == 1)
+
+
+@pytest.mark.parametrize("ended", ["after a checkpoint by time", "by Ctrl-C in the last step of an epoch"])
+def test_a_run_that_is_evaluated_by_epochs_is_ended_and_resumed_within_one(ended, at, tmp_path, monkeypatch):
+    files = ["--train-files", f"a={at.rows}", f"b={at.rows}", "--validation-files", at.rows, "--style-dropout", 0.5]
+    epochs = [
+        "--num-train-epochs",
+        2,
+        "--save-strategy",
+        "epoch",
+        "--eval-strategy",
+        "epoch",
+        "--early-stopping-patience",
+        0,
+    ]
+    argv = [*TRAININGS["seke"](at), *files, *epochs]
+    run("seke", argv, tmp_path / "whole")
+    save, step = Trainer._save_checkpoint, Trainer.training_step
+
+    def save_and_die(trainer, *args, **kwargs):
+        save(trainer, *args, **kwargs)
+        raise KilledError
+
+    def press(trainer, *args, **kwargs):
+        if trainer.state.global_step == 5:  # before the sixth and last step of the first epoch
+            signal.raise_signal(signal.SIGINT)
+        return step(trainer, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises((KilledError, SystemExit)):
+        if ended.startswith("by"):
+            patch.setattr(Trainer, "training_step", press)
+        else:
+            patch.setattr(Trainer, "_save_checkpoint", save_and_die)
+            patch.setattr(training, "SECONDS", 0)
+        app(["seke", *map(str, argv), "--output-dir", str(tmp_path / "run")])
+    saved = [path.name for path in (tmp_path / "run").glob("checkpoint-*")]
+    assert saved == ["checkpoint-6" if ended.startswith("by") else "checkpoint-1"]
+    run("seke", argv, tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    scores = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("run", "whole")]
+    assert scores[0]["best_validation_f1@10"] == scores[1]["best_validation_f1@10"]
+    assert [entry["epoch"] for entry in scores[0]["log"] if "eval_loss" in entry] == [1.0, 2.0]
 
 
 @each_training

@@ -118,8 +118,11 @@ class MixtureSampler(Sampler[int]):
 
 
 def hide_styles(rows: list[dict], collator, share: float) -> dict[str, torch.Tensor]:
-    """The batch of a collator, with the style of a share of the rows set to 0 (none)."""
+    """The batch of a collator, with the style of a share of the rows set to 0 (none). A batch is always hidden in the same
+    way: a run that is resumed collates batches before its random numbers are restored.
+    """
     batch = collator(rows)
     if "style_ids" in batch and share:
-        batch["style_ids"] = batch["style_ids"].masked_fill(torch.rand(len(rows)) < share, 0)
+        draw = torch.Generator().manual_seed(int(batch["input_ids"].sum()))
+        batch["style_ids"] = batch["style_ids"].masked_fill(torch.rand(len(rows), generator=draw) < share, 0)
     return batch
