@@ -8,13 +8,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # limit in the same commit. A limit rises only in a commit that says what the lines are for.
 LIMITS = {
     "modeling": 10140,
-    "keyphrase_tools, lite": 6250,
+    "keyphrase_tools, lite": 6256,
     "merge_tools": 3395,
     "run_tools": 1296,
-    "lexperts": 3985,
+    "lexperts": 4000,
     "benchmarks": 1985,
-    "rest": 1655,  # examples, docs, .ci, models
-    "tests": 21165,
+    "rest": 1660,  # examples, docs, .ci, models
+    "tests": 21215,
 }
 TOLERANCE = 1.05
 ROOMS = dict.fromkeys(("keyphrase_tools", "lite", "lexperts_lite"), "keyphrase_tools, lite")
