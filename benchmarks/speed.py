@@ -217,7 +217,7 @@ def texts() -> Calls:
         from lexperts_lite import KeyphraseExtractor
 
         tiny = KeyphraseExtractor()
-        calls["lexperts-lite"] = lambda: [tiny(text) for text in strings] and None
+        calls["lexperts-lite"] = lambda: tiny(strings) and None
     if find_spec("yake"):
         from keyphrase_peers import yake_phrases
 
