@@ -71,12 +71,9 @@ def write_modules(lib: Path) -> None:
     """Writes lexperts_lite.zip, the modules of the distribution, and the folder of its model."""
     shutil.copytree(ROOT / "lexperts_lite" / "model", lib / "model", dirs_exist_ok=True)
     with zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        modules = [path for package in ("lexperts_lite", "run_tools") for path in sorted((ROOT / package).glob("*.py"))]
-        for path in (
-            *modules,
-            ROOT / "lexperts_lite" / "model" / "tokenizer.json",
-        ):  # of which `clean.known_words` reads the words
-            archive.write(path, path.relative_to(ROOT).as_posix())
+        for pattern in ("lexperts_lite/*.py", "lexperts_lite/model/tokenizer.json", "run_tools/*.py"):
+            for path in sorted(ROOT.glob(pattern)):
+                archive.write(path, path.relative_to(ROOT).as_posix())
 
 
 def example(size: int) -> str:
