@@ -8,12 +8,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # limit in the same commit. A limit rises only in a commit that says what the lines are for.
 LIMITS = {
     "modeling": 10140,
-    "keyphrase_tools, lite": 6256,
+    "keyphrase_tools, lite": 6266,
     "merge_tools": 3395,
     "run_tools": 1296,
     "lexperts": 4000,
     "benchmarks": 1985,
-    "rest": 1673,  # examples, docs, .ci, models
+    "rest": 1670,  # examples, docs, .ci, models
     "tests": 21215,
 }
 TOLERANCE = 1.05

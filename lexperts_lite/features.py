@@ -9,7 +9,7 @@ Letters: W words, p(O), p(B), p(I) the word probabilities, C phrases, M mentions
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import log, prod
 from typing import NamedTuple
 from unicodedata import combining, normalize
@@ -109,7 +109,6 @@ class WordArrays:
         units: the unit of layout of each word, which are different numbers in different documents; see `layout.unit_numbers`.
         may_begin, may_end: whether a phrase may begin or end with the word; it may do neither inside a term.
         classes (`(W, 3)`): the probabilities of CLASSES, or `None`.
-        rarity (`(W,)`): log of a word's rank by frequency over the number of known words; 0 for others.
     """
 
     def __init__(
@@ -122,11 +121,11 @@ class WordArrays:
         self.starts = np.append(0, self.lengths.cumsum())
         self.document = np.repeat(np.arange(len(documents)), self.lengths)
         self.classes = None if classes is None else np.concatenate(classes)
-        facts = [word_facts(word, language) for words, _ in documents for word, _, _ in words]
+        self.forms = [word for words, _ in documents for word, _, _ in words]
+        facts = [word_facts(word, language) for word in self.forms]
         numbers: dict[str, int] = {}
-        self.stems = np.array([numbers.setdefault(stem, len(numbers)) for stem, _, _ in facts], dtype=np.int64)
-        kinds = np.array([kinds for _, kinds, _ in facts], dtype=np.int64)
-        self.rarity = np.array([rarity for _, _, rarity in facts])
+        self.stems = np.array([numbers.setdefault(stem, len(numbers)) for stem, _ in facts], dtype=np.int64)
+        kinds = np.array([kinds for _, kinds in facts], dtype=np.int64)
         units_of = [unit_numbers(words) for words, _ in documents]
         shifts = np.cumsum([0, *(int(units.max(initial=-1)) + 1 for units in units_of[:-1])])
         units = np.concatenate(units_of)
@@ -147,6 +146,11 @@ class WordArrays:
         # of the word after each: p(I), and whether it continues a label
         self.after = np.where(ends_unit, 0.0, np.append(self.p[1:, I], 0.0)[: len(facts)])
         self.continued = np.where(ends_unit, False, np.append(self.continues[1:], False)[: len(facts)])
+
+    @cached_property
+    def rarity(self) -> np.ndarray:
+        """log of each word's rank by frequency over the number of known words `(W,)`; 0 for others."""
+        return np.array([word_rarity(word) for word in self.forms])
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """The sum in each document of values of the allowed words."""
@@ -381,16 +385,22 @@ def noun_phrase_ends(words: WordArrays) -> np.ndarray:
 
 
 @lru_cache(maxsize=1 << 18)
-def word_facts(word: str, language: str | None) -> tuple[str, int, float]:
-    """A word's stem, the sum of what it is, of IN_PHRASE and the like, and its rarity; cached, since a corpus has few distinct words."""
+def word_facts(word: str, language: str | None) -> tuple[str, int]:
+    """A word's stem, and the sum of what it is, of IN_PHRASE and the like; cached, since a corpus has few distinct words."""
     kinds = IN_PHRASE if is_phrase_word(word) else 0
     if language == "english" and word.lower() in FUNCTION_WORDS:
         kinds |= FUNCTIONAL
     if word.isupper():
         kinds |= CAPITALS | (ACRONYM if kinds & FUNCTIONAL and len(word) > 1 else 0)
-    known, letters = known_words(), normalize("NFD", word.lower())  # which have no accents in the vocabulary
+    return spelling_stem(word, language), kinds
+
+
+@lru_cache(maxsize=1 << 18)
+def word_rarity(word: str) -> float:
+    """That of `WordArrays.rarity`; the vocabulary has no accents."""
+    known, letters = known_words(), normalize("NFD", word.lower())
     rank = known.get("".join(letter for letter in letters if not combining(letter)), len(known))
-    return spelling_stem(word, language), kinds, log((rank + 1) / (len(known) + 1))
+    return log((rank + 1) / (len(known) + 1))
 
 
 def acronyms(kinds: np.ndarray, begins_unit: np.ndarray, ends_unit: np.ndarray) -> np.ndarray:
