@@ -13,8 +13,8 @@ LIMITS = {
     "run_tools": 1296,
     "lexperts": 4000,
     "benchmarks": 1985,
-    "rest": 1670,  # examples, docs, .ci, models
-    "tests": 21215,
+    "rest": 1671,  # examples, docs, .ci, models
+    "tests": 21227,
 }
 TOLERANCE = 1.05
 ROOMS = dict.fromkeys(("keyphrase_tools", "lite", "lexperts_lite"), "keyphrase_tools, lite")

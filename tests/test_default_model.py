@@ -156,3 +156,18 @@ def test_the_demo_reads_your_files_and_writes_a_page(tmp_path, monkeypatch, caps
         transformers_logging.enable_progress_bar()
         printed = capsys.readouterr().out
         assert all(phrase in printed for phrase in shown) and marked in page.read_text()
+
+
+def test_terms_of_a_book_count_where_they_stand_twice_or_in_a_title():
+    pytest.importorskip("spacy")
+    label = runpy.run_path(str(SOURCE / "prepare.py"))["with_terms_of_books"]
+    rows = [
+        {"id": "a/1", "title": "Osmosis", "text": "Water moves. Diffusion is slow.", "keyphrases": ["Osmosis"]},
+        {"id": "a/1", "title": "More", "text": "Osmosis needs water.", "keyphrases": ["diffusion"]},
+        {"id": "a/2", "title": "Cells", "text": "Membranes are thin: osmosis.", "keyphrases": ["membrane"]},
+        {"id": "a/3", "title": "Membranes", "text": "Diffusion helps, and diffusion is slow.", "keyphrases": []},
+        {"id": "b/1", "title": "Diffusion", "text": "Of ideas: diffusion.", "keyphrases": []},
+    ]
+    labelled = label(rows, rows)
+    expected = [["osmosis", "diffusion"], ["osmosis"], ["membrane"], ["diffusion", "membrane"], []]
+    assert [sorted(row["keyphrases"]) for row in labelled] == [sorted(of) for of in expected]

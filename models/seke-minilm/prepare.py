@@ -106,10 +106,11 @@ def with_terms_of_books(rows: list[dict], known: list[dict]) -> list[dict]:
         terms = dict.fromkeys(row["keyphrases"])
         of_module[row["id"]] |= terms
         of_book[row["id"].split("/")[0]] |= terms
-    candidates, labelled = {book: Candidates(list(terms)) for book, terms in of_book.items()}, []
+    candidates, labelled = {book: Candidates(list(terms)) for book, terms in of_book.items() if terms}, []
     for row in tqdm(rows, desc="terms"):
         words, title = split_words(full_text(row)), len(split_words(row["title"]))
-        found = candidates[row["id"].split("/")[0]].find(words)
+        book = candidates.get(row["id"].split("/")[0])
+        found = book.find(words) if book else {}
         frequent = [term for term, spans in found.items() if len(spans) > 1 or spans[0][0] < title]
         own = present_keyphrases(words, list(of_module[row["id"]]))
         labelled.append(row | {"keyphrases": list(dict.fromkeys([*own, *map(normalise, frequent)]))})
