@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import pipeline
 
+import keyphrase_tools  # noqa: F401  (registers the pipeline, also for a file that is run alone)
 from tests.keyphrase_tools.known_answers import Lookup
 
 

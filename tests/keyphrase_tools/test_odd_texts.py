@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lexperts_lite.clean import CleanText, clean
@@ -36,7 +36,9 @@ def assert_spans(text, phrases):
     words = [source.source_span(start, end) for _, start, end in split_words(source.text)]
     starts, ends = {start for start, _ in words}, {end for _, end in words}
     for phrase in phrases:
-        piece = clean(text[phrase["start"] : phrase["end"]].replace("\u00ad", ""))
+        piece = clean(text[phrase["start"] : phrase["end"]]).replace(
+            "\u00ad", ""
+        )  # one at a line end joins, cleaned first
         assert " ".join(piece.split()) == phrase["keyphrase"] != "" and 0 <= phrase["score"] <= 1
         for mention in phrase["mentions"]:
             assert mention["start"] in starts and mention["end"] in ends and 0 <= mention["score"] <= 1
@@ -44,6 +46,7 @@ def assert_spans(text, phrases):
 
 @settings(max_examples=60, deadline=None)
 @given(ANY)
+@example("0\u00ad\r0")
 def test_any_text_has_phrases_at_its_own_places(extract, text):
     assert_spans(text, extract(text, top_k=None))
 
