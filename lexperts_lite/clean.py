@@ -25,7 +25,7 @@ ADJECTIVES = (
     "|soluble|preventable)"
 )
 _OWN_HYPHEN = re.compile(rf"{ADJECTIVES}|based|centric|grained|trained|inspired")
-_PREFIX = re.compile("mis|over|sub|out|under|hyper|un|de|en|pre|fore")
+_PREFIX = re.compile("mis|over|sub|out|under|hyper|un|de|en|pre|fore|(?:bi|electr|hydr|micr|nan|neur|phot|therm)o")
 _SUFFIX = re.compile("(?:ing|age|tion|ment|tor|er|ist|ism|ive|ability)s?|ness(?:es)?|ity|ally|tics?|fulness")
 SUSPENDED = frozenset(("and", "or", "nor", "to", "und", "oder", "et", "ou"))  # "pre-" / "and post-processing"
 

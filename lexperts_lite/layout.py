@@ -39,13 +39,13 @@ _CELLS = re.compile(rf"(?<=\S)(?=[{_BLANKS}]*\t|[{_BLANKS}]{{3}})[{_BLANKS}\t]++
 # what begins a line
 _NAME = r"(?![a-z\d_])\w[\w.'\u2019-]*+"
 _NAMES = rf"{_NAME}(?: (?:{_NAME}|[0-9]{{1,3}})){{0,3}}"
-_SPEAKER = rf"\*{{0,2}}{_NAMES}\*{{0,2}}(?: \([^()\n]{{1,20}}\))?:\*{{0,2}}(?=\s|$)"
+_SPEAKER = rf"\*{{0,2}}{_NAMES}\*{{0,2}}(?: \([^()\n]{{1,20}}\)|(?:,| [\[@]) ?[0-9:]{{4,8}}\]?)?:\*{{0,2}}(?=\s|$)"
 _CLOCK = r"(?:[0-9]{1,4}[-./][0-9]{1,2}[-./][0-9]{1,4},?\s)?[0-9]{1,2}(?::[0-9]{2}){1,2}(?:\s?[AaPp]\.?[Mm]\.?|\s[A-Z]{3})?[\])]?"
 _TIME = rf"[\[(]?{_CLOCK}(?:\s[-\u2013])?\s"
 _SENDER = rf"{_NAMES},?[^\S\n]+(?:[-\u2013\u2014] )?[\[(]?(?:(?:Today|Yesterday) at )?{_CLOCK}(?=[^\S\n]*$)"
 _ROLES = frozenset(("user", "human", "assistant", "system", "question", "answer", "interviewer", "agent", "customer"))
 _MARKER = re.compile(
-    rf"\s*(?:[{_J}]++|[^\w\s.,;:!?)\]}}]{{1,6}}(?=\s)"  # bullets, # headings
+    rf"\s*(?:[{_J}\u00b7\u2022\u2023\u2043]++|[^\w\s.,;:!?)\]}}]{{1,6}}(?=\s)"  # bullets, # headings
     r"|(?:\(?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})[.)-]|[0-9]{1,2}(?:\.[0-9]{1,2})+\.?|o)\s+"  # 1. a) (iv) 2.1; Word's "o"
     r"|\[?[0-9]{4}-[0-9]{2}-[0-9]{2}|\[?[0-9]{1,2}:[0-9]{2}"  # times of logs and transcripts
     rf"|{_SPEAKER})"

@@ -44,10 +44,11 @@ LANGUAGES = (
 )  # fmt: skip
 # British spellings, and what is American in them: colour, fibre, catalogue, analyse, organisation, defence, programme, anaemia, oedema
 _BRITISH = re.compile(
-    r"(?<=..o)u(?=r)|(?<=[bt])re(?=s?$)|(?<=og)ue(?=s?$)|(?<=ly)s(?=e[drs]?$|ing$)|(?<=[a-z]{3}i)s(?=e[drs]?$|ing$|ations?$)"
-    r"|(?<=[a-z]en)c(?=es?$)|(?<=gram)me(?=s?$)|(?<=[fhknp])a(?=e[cdm])|^o(?=e[ds])|(?<=rh)o(?=ea)"
+    r"(?<=..o)u(?=r)|(?<=[bt])re(?=s?$)|(?<=og)ue(?=s?$)|(?<=ly)s(?=e[drs]?$|ing$)|(?<=[a-z]{3}i)s(?=e[drs]?$|ing$|ation(?:s|al)?$)"
+    r"|(?<=[a-z]en)c(?=es?$)|(?<=gram)me(?=s?$)|(?<=[fhknp])a(?=e[cdm])|^o(?=e[ds])|(?<=rh)o(?=ea)|(?<=alumin)i(?=um)|(?<=^gr)e(?=y)"
+    r"|(?<=sul)ph(?=[aiu])"
 )
-_AMERICAN = {"re": "er", "s": "z", "c": "s"}
+_AMERICAN = {"re": "er", "s": "z", "c": "s", "e": "a", "ph": "f"}
 _ELISIONS = {
     "french": re.compile(r"(?:[cdjlmnst]|(?:jus|lors|puis|quoi)?qu)['\u2019](?=\w)", re.IGNORECASE),
     "italian": re.compile(

@@ -30,6 +30,7 @@ MARK = f" {SEPARATOR} "  # of a symbol
         ("zorb-\nquux; a zorb, a quux", "zorb-quux; a zorb, a quux"),  # words of the text
         ("Navier--Stokes, Karush--Kuhn--Tucker", "Navier-Stokes, Karush-Kuhn-Tucker"),  # LaTeX's dash
         ("over-\nfitting, hash-\ning, gluten-\nfree, fine-\ngrained", "overfitting, hashing, gluten-free, fine-grained"),
+        ("micro-\nstructure, photo-\nsynthesis, bio-\nreactor", "microstructure, photosynthesis, bioreactor"),
         ("end-\nto-end, pre-\nto post-war", "end-to-end, pre-\nto post-war"),
         # PDFs' minus, ions, footnotes, Markdown
         ("lithium\u2212ion, Ca\u00b2\u207a, m\u00b2, storage\u00b9", "lithium-ion, Ca2+, m\u00b2, storage"),

@@ -42,6 +42,8 @@ def test_forms_of_a_phrase_have_equal_stems(language, one, other, same):
     ("english", "fibre fiber, analysed analyzed, dialogues dialog; four", {"fibre": 2, "analysed": 2, "dialogues": 2, "four": 1}),
     ("english", "organisations organization, anaemia anemia; defence defense, programme program, oedema edema", {
         "organisations": 2, "anaemia": 2, "defence": 2, "programme": 2, "oedema": 2}),
+    ("english", "aluminium aluminum, grey gray; sulphate sulfate, organisational organizational", {
+        "aluminium": 2, "grey": 2, "sulphate": 2, "organisational": 2}),
     ("english", "turbine turbines, colour color", {"turbine": 2, "colour": 2}), ("german", "colour color", {"colour": 1, "color": 1}),
 ])  # fmt: skip
 def test_mentions_with_equal_stems_of_the_language_are_one_keyphrase(everything, language, text, expected):

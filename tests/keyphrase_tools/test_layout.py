@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keyphrase_tools.labels import find_keyphrases, tokenize_documents
+from lexperts_lite import extract_keyphrases
 from lexperts_lite.candidates import Candidates
 from lexperts_lite.clean import clean
 from lexperts_lite.features import find_phrases
@@ -87,12 +88,14 @@ def units_of(text):
             "Deep Learning for the Translation of Long Texts", "Graph Networks with Attention on Many Edges", "Protein Folding and its Many Applications"]),
         ("\uf0b7 speech recognition\n\uf0d8 protein folding\n\u25cf graph cuts", ["speech recognition", "protein folding", "graph cuts"]),
         ("\u2013speech\n-protein\n\u2217cuts", ["speech", "protein", "cuts"]),
+        ("\u2022the cuts of a graph with many nodes and few edges\n\u2022flows", ["\u2022", "the cuts of a graph with many nodes and few edges", "\u2022", "flows"]),
         ("graph\x0ccuts\x0bin nets", ["graph", "cuts", "in nets"]),
         ("12/03/24, 10:02 - Ada King: graph\n12/03/24, 10:04 - Jo: cuts", [
             "12 03 24 , 10 : 02", "[Ada King :]", "graph", "12 03 24 , 10 : 04", "[Jo :]", "cuts"]),
         ("Speaker 1: graph\nSpeaker 2: cuts", ["[Speaker 1 :]", "graph", "[Speaker 2 :]", "cuts"]),
         ("**Ada:** graph\n**Ada:** cuts", ["[* * Ada : * *]", "graph", "[* * Ada : * *]", "cuts"]),
         ("Ada (10:02): graph\nJo (10:03): cuts", ["[Ada ( 10 : 02 ) :]", "graph", "[Jo ( 10 : 03 ) :]", "cuts"]),
+        ("Ada King @ 10:02: graph\nJo [10:03]: cuts", ["[Ada King @ 10 : 02 :]", "graph", "[Jo [ 10 : 03 ] :]", "cuts"]),
         ("[10:02] ada: graph\n[10:03] jo: cuts", ["[ 10 : 02", "]", "[ada :]", "graph", "[ 10 : 03", "]", "[jo :]", "cuts"]),
         ("- Ada King: graph\n- Ada King: cuts\n", ["[Ada King :]", "graph", "[Ada King :]", "cuts"]),
         ("**Ada**: graph\n**Ada**: cuts", ["[* * Ada * * :]", "graph", "[* * Ada * * :]", "cuts"]),
@@ -123,8 +126,11 @@ TERM = st.lists(st.sampled_from(TERM), min_size=1, max_size=3).map(" ".join)
 @given(st.lists(TERM, min_size=3, max_size=9), st.sampled_from(["{}", "{} - how a {} works", "{},34,{}"]), st.randoms())
 def test_the_order_of_the_lines_of_a_list_does_not_matter(terms, form, random):
     lines = [form.format(term, term) for term in terms]
-    units = units_of("\n".join(random.sample(lines, len(lines))))
+    text = "\n".join(random.sample(lines, len(lines)))
+    units = units_of(text)
     assert sorted(units) == sorted(unit for line in lines for unit in units_of(line)) and len(units) >= len(lines)
+    phrases = extract_keyphrases(text, top_k=None, threshold=None)
+    assert phrases and all(any(phrase["keyphrase"] in line for line in lines) for phrase in phrases)
 
 
 @settings(max_examples=60, deadline=None)
