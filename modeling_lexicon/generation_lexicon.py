@@ -231,12 +231,14 @@ class DefinitionGenerator:
         return self.tokenizer.decode(tokens, skip_special_tokens=True).strip()
 
     def cut_repeats(self, tokens: list[int]) -> list[int]:
-        """Generated tokens up to the first words that are there a second time: the rest is a circle, and probable."""
+        """Generated tokens up to words that are there a second time, and those that lead to them: the rest is a circle, and probable."""
         words = [word.strip(".,;:!?…()[]\"'“”‘’").casefold() for word in self.decode(tokens).split()]
         runs = [tuple(words[i : i + REPEATED]) for i in range(len(words) - REPEATED + 1)]
         start = next((i for i, run in enumerate(runs) if run in runs[:i]), None)
         if start is None:
             return tokens
+        while start > 1 and f" {words[start - 1]} " in FREQUENT + "called named known used which than into ":
+            start -= 1
         return tokens[: bisect_right(range(len(tokens)), start, key=lambda k: len(self.decode(tokens[:k]).split())) - 1]
 
     def token_log_probs(self, tokens: torch.Tensor, outputs) -> torch.Tensor:
