@@ -83,8 +83,8 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding=encoding)
     except UnicodeDecodeError as error:
-        name = encoding.removesuffix("-sig")
-        raise UserError(f"{path} is not {name}: {error.reason} at byte {error.start}. Convert it.") from error
+        name, line = encoding.removesuffix("-sig"), error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line} is not {name}: {error.reason}. Convert the file.") from error
 
 
 @app.command()

@@ -32,12 +32,13 @@ TABLE = [  # command line, and what the line names
     ("keyphrases extract rows.jsonl out.jsonl --candidates none.txt", "none.txt"),
     ("keyphrases extract rows.jsonl out.jsonl --device nowhere", "nowhere"),
     ("keyphrases extract rows.jsonl out.jsonl --model folder", "folder"),
+    ("keyphrases extract rows.jsonl out.jsonl --model deep", "'deep' cannot be opened"),
     ("keyphrases extract rows.csv out.jsonl --encoding klingon", "klingon"),
     ("keyphrases extract rows.csv out.jsonl --delimiter ab", "delimiter"),
     ("keyphrases generate rows.jsonl out.jsonl --model folder", "folder"),
     ("keyphrases show rows.csv --output rows.jsonl", "rows.jsonl"),
     ("keyphrases show rows.csv --output dangling.html", "dangling.html"),
-    ("keyphrases show latin1.txt", "latin1.txt is not UTF-8: unexpected end of data at byte 3"),
+    ("keyphrases show latin1.txt", "latin1.txt, line 2 is not UTF-8: unexpected end of data"),
     ("keyphrases score rows.jsonl rows.jsonl -k m", "'m'"),
     ("keyphrases export folder out", "folder"),
     ("keyphrases serve --max-wait-ms nan", "--max-wait-ms"),
@@ -66,9 +67,11 @@ EMPTY = ["keyphrases extract rows.jsonl", "merge compose recipe.yml", "merge ins
 def run(tmp_path, monkeypatch):
     """run(words) -> the one line of a command that fails; nothing has been written."""
     (tmp_path / "folder").mkdir()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "config.json").write_text('{"x": ' + "[" * 900 + "]" * 900 + "}")
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     (tmp_path / "rows.csv").write_text("id,text\n1,graph cuts\n")
-    (tmp_path / "latin1.txt").write_bytes("café".encode("latin-1"))
+    (tmp_path / "latin1.txt").write_bytes("a\ncafé".encode("latin-1"))
     (tmp_path / "dangling.html").symlink_to(tmp_path / "page.html")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("a model was opened"))

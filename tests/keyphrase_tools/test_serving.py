@@ -227,6 +227,8 @@ def test_malformed_requests_get_4xx_and_no_traceback(client, caplog):
         "/keyphrases/", json={"inputs": "a"}, headers={"Host": "a.example"}, follow_redirects=False
     )
     assert redirected.status_code == 404
+    marked = client.post("/keyphrases", content=b'\xef\xbb\xbf{"inputs": "a"}', headers=requests[0][2])
+    assert len(results(marked)) == 1  # a byte-order mark
     assert client.post("/keyphrases", json={"inputs": "a"}).status_code == 200 and "Traceback" not in caplog.text
 
 
