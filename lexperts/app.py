@@ -14,6 +14,7 @@ from transformers import AutoConfig, pipeline
 
 from keyphrase_tools.loading import open_extractor
 from merge_tools.routing import open_mixture, route_text
+from modeling_lexicon.terms_lexicon import may_occur
 from run_tools.packaged import locate_model
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -85,7 +86,7 @@ class Answers:
     def define(self, term: str, context: str) -> tuple[str, float]:
         """The definition of a term in a context, and the geometric mean of its tokens' probabilities."""
         row = {"term": self.check("term", term).strip(), "context": self.check("context", context).strip()}
-        if row["term"].lower() not in row["context"].lower():
+        if not may_occur(row["term"], row["context"]):
             gr.Warning("The context does not contain the term.")
         found = self.default_pipeline("definition-modeling")(row)
         return found["definition"], round(found["score"], 2)
@@ -93,8 +94,7 @@ class Answers:
     @for_visitors
     def summarize(self, text: str, dataset: str) -> str:
         """The summary of a text, by the experts of a data set of the model."""
-        self.check("text", text)
-        (found,) = self.default_pipeline("moe-summarization")(text, dataset=dataset or None)
+        (found,) = self.default_pipeline("moe-summarization")(self.check("text", text), dataset=dataset or None)
         return found["summary_text"]
 
     @for_visitors
@@ -162,7 +162,7 @@ def build_page(answers: Answers) -> gr.Blocks:
             ]
             marked = gr.HighlightedText(label="The longest of overlapping keyphrases, by rank")
             table = gr.Dataframe(
-                headers=["rank", "keyphrase", "score"], datatype=["number", "str", "number"], label="Keyphrases"
+                headers=["rank", "keyphrase", "probability"], datatype=["number", "str", "number"], label="Keyphrases"
             )
             shown = [live(answers.keyphrases, inputs, [marked, table])]
         with gr.Tab("Definitions"):

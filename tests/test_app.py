@@ -72,6 +72,15 @@ def test_a_lone_surrogate_which_no_response_can_hold_is_an_unknown_character(ext
         assert tab("graph \ud800 cuts")[0]["text"] == "graph \ufffd cuts"
 
 
+def test_a_term_that_its_context_lacks_is_a_warning(extract, monkeypatch):
+    answers, warned = Answers(extract), []
+    answers.default_pipeline = lambda task: lambda row: {"definition": "", "score": 0}
+    monkeypatch.setattr(gr, "Warning", lambda message: warned.append(term))
+    for term, context in (("art", "a party"), ("mouse", "The mice ran."), ("ice-cream", "an ice cream")):
+        answers.define(term, context)
+    assert warned == ["art"]
+
+
 def test_each_word_has_its_expert(extract, tiny_seke):
     marked, means = Answers(extract).experts(TEXT)
     block = extract.read([TEXT], gates=True)
