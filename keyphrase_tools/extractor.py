@@ -10,11 +10,10 @@ from typing import Any
 from lexperts_lite.call_options import check_batch_size, check_call_options
 from lexperts_lite.reader import KeyphraseReader
 from run_tools.errors import UserError
-from run_tools.packaged import locate_model
 from run_tools.processes import MemoryRelease, prepare_process
 from run_tools.run_over import process_each
 
-from .loading import open_extractor
+from .loading import locate_extractor, open_extractor
 from .rows import to_document
 
 FIELDS = ("keyphrase", "score", "start", "end", "field")
@@ -81,7 +80,7 @@ class KeyphraseExtractor:
         prepare_process(self.num_threads)  # for this call: Ray uses a process again
         if isinstance(self.model, KeyphraseReader):
             return self.model
-        name = locate_model(self.model)
+        name = locate_extractor(self.model, self.loading["device"], self.loading["dtype"])
         return load_pipeline(name, folder_state(name), **self.loading)
 
     def open(self) -> Callable[[Sequence[dict]], list[dict]]:

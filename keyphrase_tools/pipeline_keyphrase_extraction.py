@@ -45,10 +45,10 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
             PyTorch data set), which is read lazily. A document is a text or a mapping `{"title": ..., "text": ...}`, whose title may
             be missing or `None`.
         top_k (`int`, default 10): the maximum number of keyphrases per document, `None` for all.
-        min_phrases (`int`, default 0): a model with `config.keyphrase_ranker` returns as many keyphrases as give the highest expected
-            F1, but not fewer than these if the text has so many; other models return all.
+        min_phrases (`int`, default 5): a model with `config.keyphrase_ranker` returns as many keyphrases as give the highest expected
+            F1, but not fewer than these if the text has so many that are not parts of better ones; other models return all.
         min_score (`float`): return instead all keyphrases with this score or a higher one, up to `top_k`.
-        style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "tags". Its
+        style (`str`, default none): one of `config.styles`, the style of annotation that is asked for, such as "terms". Its
             ranker in `config.style_rankers` is used, if there is one, or else `config.keyphrase_ranker`.
         threshold (`float`, default `config.keyphrase_threshold`): a word belongs to a keyphrase if its probability of B or I
             reaches the threshold. A model with a ranker ranks by all evidence of the document instead (see `ranking`), unless a
@@ -92,7 +92,7 @@ class KeyphraseExtractionPipeline(KeyphraseReader, TextPipeline):
     ```python
     >>> extract = pipeline("keyphrase-extraction", model="my-seke")
     >>> extract("Graph cuts solve energy minimisation problems.", top_k=1)
-    [{'keyphrase': 'Graph cuts', 'score': 0.93, 'start': 0, 'end': 10, 'mentions': [{'start': 0, 'end': 10, 'score': 0.93}]}]
+    [{'keyphrase': 'Graph cuts', 'score': 0.66, 'start': 0, 'end': 10, 'mentions': [{'start': 0, 'end': 10, 'score': 0.66}]}]
     ```
     """
 

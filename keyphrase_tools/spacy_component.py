@@ -36,7 +36,7 @@ class KeyphraseComponent:
         model: folder or Hub id of a keyphrase model, or tiny; by default the default model.
         spans_key: the name of the span group.
         mentions: all mentions of each keyphrase, not only the first.
-        options: of the pipeline, such as `{"top_k": 5, "style": "tags", "device": "cuda"}`.
+        options: of the pipeline, such as `{"top_k": 5, "style": "phrases", "device": "cuda"}`.
 
     Example:
 

@@ -45,14 +45,14 @@ def for_visitors(answer: Callable) -> Callable:
 
 class Answers:
     """What the tabs show: by a keyphrase pipeline, a mixture of `open_mixture`, and default models, each of which is opened on first
-    use, on `device`.
+    use, on `device`. `routed` is the model of `extract` on PyTorch, whose experts are shown, if `extract` is a graph.
     """
 
-    def __init__(self, extract, mixture: tuple | None = None, device: str | None = None, max_characters: int = 20_000):
-        self.extract, self.mixture, self.max_characters = extract, mixture, max_characters
+    def __init__(self, extract, mixture=None, device: str | None = None, max_characters: int = 20_000, routed=None):
+        self.extract, self.mixture, self.max_characters, self.routed = extract, mixture, max_characters, routed or extract
         self.default_pipeline = cache(partial(pipeline, device=device))  # an ImportError says how to install its model
         self.lock = Lock()  # of `extract`, which two tabs use: a tokenizer cannot be used by two threads at once
-        gates = extract.read([SAMPLE], gates=True).gates.get(0, np.zeros((0, 0)))
+        gates = self.routed.read([SAMPLE], gates=True).gates.get(0, np.zeros((0, 0)))
         self.expert_names = [f"expert {e + 1}" for e in range(gates.shape[-1])] if mixture is None else mixture[2]
 
     def check(self, name: str, text: str) -> str:
@@ -114,7 +114,7 @@ class Answers:
     def _read_words(self, text: str) -> tuple[list, np.ndarray, list[str]]:
         """Spans of W words, the probabilities `(1, W, E)` of the keyphrase model's router, and its name."""
         with self.lock:
-            block = self.extract.read([text], gates=True)
+            block = self.routed.read([text], gates=True)
         words, gates = block.documents[0].words, block.gates.get(0, np.zeros((0, 0)))
         read = np.flatnonzero(~np.isnan(gates).any(-1))  # the other words begin no sub-token
         places = [block.documents[0].to_source(*words[i][1:]) for i in read]
@@ -204,7 +204,8 @@ def launch(
         wait: until it is stopped; otherwise returns the page, whose `close()` ends it.
     """
     extract = open_extractor(model, device=device, trust_remote_code=trust_remote_code)
-    page = build_page(Answers(extract, mixture and open_mixture(mixture), device, max_characters))
+    routed = open_extractor(locate_model(model), device=device, trust_remote_code=trust_remote_code)
+    page = build_page(Answers(extract, mixture and open_mixture(mixture), device, max_characters, routed))
     theme = gr.themes.Base(font=["system-ui"], font_mono=["monospace"]).set(block_info_text_color="*neutral_600")
     options = {"quiet": True, "show_error": True, "ssr_mode": False, "footer_links": [], "max_file_size": "1mb"}
     page.queue(max_size=64).launch(server_name=host, server_port=port, theme=theme, prevent_thread_lock=True, **options)

@@ -11,7 +11,7 @@ from typing import NoReturn
 from run_tools.errors import UserError, one_line, print_error, short_repr
 from run_tools.rows import rows_of_file
 
-from .runtime import MODEL, KeyphraseExtractor
+from .runtime import KeyphraseExtractor
 from .servers import OPTIONS, bind, run_server
 
 EXAMPLE = '{"title": "...", "text": "..."}'
@@ -87,13 +87,13 @@ def main(arguments: list[str] | None = None) -> int:
     reading = commands.add_parser("extract", help="print the keyphrases of a file, best first")
     reading.add_argument("file", help="a text (.txt, - for standard input), or JSON Lines (.jsonl) with text and title")
     reading.add_argument("--top-k", type=int, default=10, help="keyphrases per document; default: 10")
-    reading.add_argument("--style", help="style of annotation, such as tags")
+    reading.add_argument("--style", help="style of annotation, such as phrases")
     reading.add_argument("--min-phrases", type=int, help="fewest of a document that has so many")
     reading.add_argument("--min-score", type=float, help="leave out keyphrases with a lower score")
     serving = commands.add_parser("serve", help="answer over HTTP: POST /keyphrases, with /docs, /healthz and /metrics")
     for command, run in ((reading, extract), (serving, serve)):
         command.add_argument(
-            "--model", default=MODEL, help="folder of an exported model; by default that of this package"
+            "--model", default="default", help="default, tiny, or the folder of an exported model; default: default"
         )
         command.add_argument("--threads", type=int, default=1, help="of the model; default: 1")
         command.set_defaults(run=run)

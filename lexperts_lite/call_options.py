@@ -13,6 +13,7 @@ from .titles import MAX_TITLE_LENGTH
 from .words import check_language
 
 UNSET: Any = object()  # where None is a value
+MIN_PHRASES = 5  # of a text that has so many
 
 
 def check_whole_number(name: str, value, least: int = 1) -> int | None:
@@ -58,7 +59,7 @@ def parse_candidates(value) -> Candidates | None:
 # name -> its check, and what None means
 OPTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "top_k": (partial(check_whole_number, "top_k"), None),
-    "min_phrases": (partial(check_whole_number, "min_phrases", least=0), 0),
+    "min_phrases": (partial(check_whole_number, "min_phrases", least=0), MIN_PHRASES),
     "min_score": (partial(check_number, "min_score"), None),
     "style": (partial(check_type, "style", str, "a name"), None),
     "threshold": (partial(check_number, "threshold", inside=True), None),

@@ -15,6 +15,7 @@ from math import isfinite
 import numpy as np
 
 from .batches import Block
+from .call_options import MIN_PHRASES
 from .candidates import Spans
 from .clean import clean_characters
 from .decoding import (
@@ -293,7 +294,7 @@ def select_phrases(
     temperature: float | None,
     threshold: float | None,
     top_k: int | None = 10,
-    min_phrases: int = 0,
+    min_phrases: int = MIN_PHRASES,
     min_score: float | None = None,
     candidates=None,
     diversity: float = 0.0,
@@ -315,14 +316,14 @@ def select_phrases(
         given = candidates.phrases(language)
         phrases, absent = rank_candidates(given, block.mentions[number], document, p, temperature)
     elif ranked is not None:
-        among = max(ranked.best_number, min_phrases)
-        if min_score is not None:
-            among = sum(score >= min_score for score in ranked.scores)
+        among = ranked.best_number if min_score is None else sum(score >= min_score for score in ranked.scores)
         if top_k is not None and nested and not diversity:  # otherwise more than will be returned, to choose from
             among = min(among, top_k)
         phrases = ranked.phrases(among)
-        if not nested and min_score is None and len(without_nested(phrases, language)) < min_phrases:
-            phrases = without_nested(ranked.phrases(), language)[:min_phrases]
+        kept = phrases if nested else without_nested(phrases, language)
+        if min_score is None and len(kept) < min_phrases:
+            more = [phrase for phrase in without_nested(ranked.phrases(), language) if phrase not in kept]
+            phrases = kept + more[: min_phrases - len(kept)]
     else:
         tags = block.probabilities.tags(number)  # only without a threshold
         phrases = rank_phrases(document.text, document.words, p, threshold, tags, temperature, language)

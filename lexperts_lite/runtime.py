@@ -18,7 +18,7 @@ from .ranking import read_rankers, read_word_classes
 from .reader import KeyphraseReader
 from .tokenizer import NO_LIMIT, FastTokenizer
 
-MODEL = Path(__file__).resolve().parent / "model"
+MODELS = {"default": Path(__file__).resolve().parent / "model", "tiny": Path(__file__).resolve().parent / "tiny"}
 GRAPHS = {"fp32": "onnx/model.onnx", "int8": "onnx/model_int8.onnx"}  # as optimum and sentence-transformers name them
 
 
@@ -26,7 +26,7 @@ class KeyphraseExtractor(KeyphraseReader):
     """Extracts keyphrases from texts, as the pipeline of Lexperts does; one object may be used by several threads, and after a fork.
 
     Args:
-        model: a folder that `lexperts keyphrases export` has written; by default the small model of this package.
+        model: a folder that `lexperts keyphrases export` has written, or a model of this package: "default" (if there is none) or "tiny".
         num_threads: that the graph may use, at most one per core; `None` for one.
         batch_size, options: defaults of calls.
 
@@ -45,7 +45,7 @@ class KeyphraseExtractor(KeyphraseReader):
     ```python
     >>> extract = KeyphraseExtractor(top_k=5)
     >>> [phrase["keyphrase"] for phrase in extract("Graph cuts solve energy minimisation problems.")]
-    ['Graph cuts', 'energy minimisation']
+    ['Graph cuts', 'energy minimisation problems', 'energy']
     ```
     """
 
@@ -61,7 +61,7 @@ class KeyphraseExtractor(KeyphraseReader):
     ):
         if not isinstance(model, (str, os.PathLike, NoneType)):
             raise TypeError(f"model={model!r:.80} is not a folder. Use a path, or None for the model of this package.")
-        self.folder = MODEL if model is None else Path(model)
+        self.folder = MODELS.get(str(model or "default"), Path(model or ""))
         self.model = SimpleNamespace(config=read_config(self.folder))
         config = self.model.config
         self.tokenizer = self._open_tokenizer()

@@ -41,7 +41,7 @@ class SekeConfig(ValidatedConfigMixin, PreTrainedConfig):
             Weights of the load-balancing loss (Fedus et al. 2022, Eq. 4; uniform routing gives k) and of the router's
             z-loss (Zoph et al. 2022, Eq. 5). The paper has neither; they counteract router collapse.
         styles (`list[str]`, default none):
-            Names of annotation styles ("phrases", "tags", ...). Each has an embedding that is added to the backbone's states;
+            Names of annotation styles ("phrases", "terms", ...). Each has an embedding that is added to the backbone's states;
             rows without a style have one of their own.
         label_smoothing (`float`, default 0):
             Share of the target that is spread over all labels, in [0, 1).

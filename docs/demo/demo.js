@@ -1,6 +1,6 @@
 // The keyphrase demo: fills every element of class "keyphrase-demo". A worker reads the texts (see worker.js), and is started by the first click.
 const HERE = new URL("./", import.meta.url);
-const STYLES = { "": "as trained", phrases: "long phrases", authors: "authors of papers", words: "words", tags: "tags" };
+const STYLES = { "": "as trained", terms: "terms of a textbook", authors: "authors of papers", phrases: "all noun phrases" };
 
 const FIRST = 5; // keyphrases, before a reader asks for more or fewer
 

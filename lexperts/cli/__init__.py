@@ -10,7 +10,7 @@ def build_app():
     from . import define, evaluate, keyphrases, merge, summarize, train
     from .common import new_app
 
-    app = new_app("lexperts", "Mixture-of-experts models for keyphrases, summaries and definitions.")
+    app = new_app("lexperts", "Start here: lexperts keyphrases show article.txt, or lexperts merge compose --help.")
     app.add_typer(keyphrases.app, name="keyphrases")
     app.add_typer(merge.app, name="merge")
     app.add_typer(define.app, name="define")

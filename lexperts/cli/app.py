@@ -23,7 +23,7 @@ def app(
     device: Device = None,
     trust_remote_code: TrustRemoteCode = False,
 ):
-    """Open the demo app: keyphrases, definitions, summaries, and the experts that read a text.
+    """Open the app in a browser. It has keyphrases, definitions, summaries, and the experts that read a text.
 
     \b
     Example:

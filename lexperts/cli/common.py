@@ -52,6 +52,11 @@ class OneLineGroup(TyperGroup):
         if standalone_mode or status:
             sys.exit(status or 0)
 
+    def list_commands(self, ctx) -> list[str]:
+        """The names of the commands, groups first, in the order in which they were added."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: not hasattr(self.commands[name], "commands"))
+
     def invoke(self, ctx):
         """Runs a command. After Ctrl-C, typer would print nothing; of a closed pipe, it takes care."""
         try:

@@ -63,7 +63,7 @@ def terms(
     device: Device = None,
     workers: file_options.Workers = 0,
 ):
-    """Write the definitions of terms in context: columns term and context. Started again after an interruption, it resumes.
+    """Define the terms of files, in context. Columns: term and context. Started again after an interruption, it resumes.
 
     All columns are copied to OUT, with --keep only these: those of rows that have a definition already are term and context.
 

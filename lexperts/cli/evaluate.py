@@ -26,7 +26,7 @@ def evaluate(
     mauve_model: Annotated[Text, typer.Option(help="A GPT-2 or BERT for MAUVE, such as gpt2-large.")] = None,
     as_json: AsJson = False,
 ):
-    """Score keyphrases, summaries, definitions or answers, with 95% intervals, and paired tests against a baseline.
+    """Score keyphrases, summaries, definitions or answers. With 95% intervals, and paired tests against a baseline.
 
     \b
     Examples:

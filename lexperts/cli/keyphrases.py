@@ -17,7 +17,7 @@ from .common import AsJson, Count, Device, Dtype, Model, ModelOption, TrustRemot
 
 app = new_app("keyphrases", "Keyphrases of documents: extract, generate and score them.")
 
-Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as tags.")]
+Style = Annotated[str | None, typer.Option(help="Style of annotation, if the model has several, such as phrases.")]
 Share = partial(typer.Option, min=0, max=1)
 FileArgument = partial(typer.Argument, exists=True, dir_okay=False)
 FileOption = partial(typer.Option, exists=True, dir_okay=False, metavar="FILE")
@@ -61,7 +61,7 @@ def extract(
     rows = file_options.open_documents(context.params)
 
     from keyphrase_tools.extractor import KeyphraseExtractor
-    from run_tools.packaged import locate_model
+    from keyphrase_tools.loading import locate_extractor
 
     names = ("min_phrases", "min_score", "style", "diversity", "nested", "mentions", "batch_size", "device", "dtype")
     options: dict = {name: context.params[name] for name in (*names, "trust_remote_code")}
@@ -72,7 +72,7 @@ def extract(
     extractor = KeyphraseExtractor(model, text_column, title_column, **options)
     more: dict = {"check": extractor.check, "keep": keep or (), "id_column": id_column, "types": extractor.types}
     more["results"] = ("keyphrases", "scores") if output.suffix in (".csv", ".tsv") else ("keyphrases",)
-    files = {"model": locate_model(model), "candidates": candidates}
+    files = {"model": locate_extractor(model, device, dtype), "candidates": candidates}
     file_options.write_results(extractor.open, rows, context.params, files, 16 * batch_size, **more)
 
 
@@ -107,7 +107,7 @@ def generate(
     device: Device = None,
     workers: file_options.Workers = 0,
 ):
-    """Generate keyphrases, including ones the text does not contain. Repeat the command after an interruption to resume.
+    """Generate keyphrases, absent ones too. Repeat the command after an interruption to resume.
 
     \b
     Examples:
@@ -147,7 +147,7 @@ def show(
     style: Style = None,
     device: Device = None,
 ):
-    """Print the keyphrases of text files, and write a web page with the keyphrases marked in the texts.
+    """Print the keyphrases of texts. Writes a web page with the keyphrases marked in the texts.
 
     \b
     Example:
@@ -249,7 +249,7 @@ def serve(
     trust_remote_code: TrustRemoteCode = False,
     dtype: Dtype = "float32",
 ):
-    """Serve keyphrases over HTTP: POST /keyphrases, with /docs, /healthz and /metrics. Stops gracefully on SIGTERM.
+    """Serve keyphrases over HTTP. POST /keyphrases, with /docs, /healthz and /metrics. Stops gracefully on SIGTERM.
 
     \b
     Example:

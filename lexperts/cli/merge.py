@@ -12,7 +12,7 @@ from run_tools.errors import UserError, one_line, print_error, short_repr
 from . import merge_tables as tables
 from .common import AsJson, Count, Device, Seed, new_app, print_result, run_app
 
-app = new_app("merge-experts", "Merge independently fine-tuned models into one sparse checkpoint, and edit the result.")
+app = new_app("merge-experts", "Merge fine-tuned models into one mixture of experts.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A mixture written by `lexperts merge`.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The output folder, which must not exist or be empty.")]
@@ -97,7 +97,7 @@ def inspect(folder: Folder, as_json: AsJson = False):
 
 @app.command()
 def verify(folder: Folder, moved: Moved = None, as_json: AsJson = False):
-    """Compare a mixture with its sources and its record: every tensor, config.json, the tokenizer's files.
+    """Compare a mixture with its sources. It reads the record: every tensor, config.json, the tokenizer's files.
 
     Exit status 1 if something differs.
 
@@ -144,7 +144,7 @@ def remove(folder: Folder, out: Out, expert: Name, as_json: AsJson = False):
 
 @app.command()
 def extract(folder: Folder, out: Out, expert: Name, as_json: AsJson = False):
-    """Extract an expert as a dense model, with the shared weights of the mixture.
+    """Extract an expert as a dense model. It has the shared weights of the mixture.
 
     Example: lexperts merge extract mixture dense --expert medicine
     """
@@ -172,7 +172,7 @@ def tune(
     device: Device = None,
     as_json: AsJson = False,
 ):
-    """Train the gates of a mixture with frozen experts, and show perplexity per domain before and after.
+    """Train the gates of a mixture. Experts are frozen; perplexity per domain is shown before and after.
 
     Example: lexperts merge tune mixture tuned --domain law=law.jsonl --domain medicine=medicine.jsonl
     """
@@ -190,7 +190,7 @@ def evaluate(
     device: Device = None,
     as_json: AsJson = False,
 ):
-    """Show what a mixture keeps of what each of its experts has learned, and what it loses elsewhere.
+    """Show what a mixture keeps of each expert. It also shows what it loses elsewhere.
 
     Example: lexperts merge evaluate mixture --domain law=law_test.jsonl --domain medicine=medicine_test.jsonl
     """

@@ -13,7 +13,7 @@ from .. import recipes
 from ..recipes import TRAIN, Command
 from .common import new_app
 
-app = new_app("train", "Train a model: `lexperts train seke minilm_cpu --train-files train.jsonl`.")
+app = new_app("train", "Train a model of one of five systems, or an expert.")
 FOLDER = Path(recipes.__file__).parent
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

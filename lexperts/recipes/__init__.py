@@ -22,6 +22,6 @@ TRAIN = {
     "hypernet-keyphrases": Command("hypernet", "keyphrases", "Train a title-conditioned keyphrase extractor."),
     "hypernet-classes": Command("hypernet", "classes", "Train a title-conditioned text classifier."),
     "hypernet-qa": Command("hypernet", "answers", "Train a question-conditioned extractive reader."),
-    "moesumm": Command("moesumm", "train", "Fine-tune one summariser for several domains (MoeSumm)."),
-    "language": Command("language", "train", "Fine-tune an expert, or any Llama, on texts, chats or definitions."),
+    "moesumm": Command("moesumm", "train", "Fine-tune a summariser of several domains (MoeSumm)."),
+    "language": Command("language", "train", "Fine-tune an expert on texts, chats or definitions."),
 }

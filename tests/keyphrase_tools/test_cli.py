@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from keyphrase_tools.evaluation import evaluate_pipeline
 from lexperts.cli.keyphrases import app
-from run_tools.packaged import locate_model
+from lexperts_lite import KeyphraseExtractor
 from tests.corpora import as_written, lines, write_jsonl
 from tests.keyphrase_tools.known_answers import TEXT
 
@@ -95,10 +95,9 @@ def test_options_are_those_of_the_pipeline(folder, tmp_path):
 
 
 def test_a_style_is_passed_on_and_an_unknown_one_is_named(gold, tmp_path):
-    done = call("extract", gold, tmp_path / "out.jsonl", "--model", "tiny", "--style", "tags")
+    done = call("extract", gold, tmp_path / "out.jsonl", "--model", "tiny", "--style", "terms")
     assert done.exit_code == 0, done.output
-    extract, rows = pipeline("keyphrase-extraction", model=locate_model("tiny")), lines(tmp_path / "out.jsonl")
-    expected = extract(TEXTS, style="tags")
+    rows, expected = lines(tmp_path / "out.jsonl"), KeyphraseExtractor("tiny")(TEXTS, style="terms")
     assert [[p["score"] for p in row["keyphrases"]] for row in rows] == [[p["score"] for p in row] for row in expected]
     done = call("extract", gold, tmp_path / "other.jsonl", "--model", "tiny", "--style", "news")
-    assert done.exit_code == 2 and "'news'" in done.output and "'tags'" in done.output
+    assert done.exit_code == 2 and "'news'" in done.output and "'terms'" in done.output

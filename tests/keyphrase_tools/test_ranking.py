@@ -9,7 +9,8 @@ from transformers import pipeline
 
 from keyphrase_tools.ranker_fit import DECAY, fit_ranker, fit_word_classes, order_phrases
 from lexperts_lite.features import CLASSES, FEATURES, NOUN_FEATURES
-from lexperts_lite.ranking import PhraseRanker, read_word_classes
+from lexperts_lite.call_options import MIN_PHRASES
+from lexperts_lite.ranking import PhraseRanker, read_word_classes, without_nested
 from lexperts_lite.words import split_words
 
 from .known_answers import assert_same
@@ -184,12 +185,15 @@ def test_the_pipeline_uses_the_ranker_of_the_model_unless_a_threshold_is_given(s
     number = PhraseRanker(model.config.keyphrase_ranker).best_number([phrase["score"] for phrase in ranked])
     assert 0 < number < len(ranked)
     for least in (0, number + 1, 99):
-        assert extract(text, min_phrases=least, top_k=None) == ranked[: max(number, least)]
-        assert extract(text, min_phrases=least, top_k=2) == ranked[:2][: max(number, least)]
+        found = extract(text, min_phrases=least, top_k=None)
+        assert found[:number] == ranked[:number] and len(found) <= max(number, least)
+        assert found[number:] == [one for one in without_nested(ranked) if one in found[number:]]
+        assert len(found) >= min(least, len(without_nested(ranked)))
+        assert extract(text, min_phrases=least, top_k=2) == found[:2]
         apart = extract(text, min_score=0.0, top_k=None, nested=False)
         kept = extract(text, min_phrases=least, top_k=None, nested=False)
         assert kept == apart[: len(kept)] and len(kept) >= min(least, len(apart))
-    assert extract(text) == ranked[:number]
+    assert extract(text) == extract(text, min_phrases=MIN_PHRASES)
     middle = ranked[len(ranked) // 2]["score"]
     sure = [phrase for phrase in ranked if phrase["score"] >= middle]
     assert extract(text, min_score=middle, top_k=None) == sure != ranked

@@ -7,14 +7,13 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from transformers import pipeline
 
 from lexperts_lite import KeyphraseExtractor
 from lexperts_lite.__main__ import main
-from lexperts_lite.runtime import MODEL
+from lexperts_lite.runtime import MODELS
 
 from .processes import ENVIRONMENT, ROOT, run
 
@@ -183,18 +182,18 @@ def test_an_output_that_is_closed_and_ctrl_c_end_the_command_without_a_traceback
         assert main(["extract", "a.txt"]) == status and shown in capfd.readouterr().err
 
 
-def test_the_model_of_the_package_is_that_of_the_small_model():
+@pytest.mark.parametrize(("name", "size"), [("default", 33e6), ("tiny", 7e6)])
+def test_the_models_of_the_package_are_those_in_float32(name, size):
     """The graph, and what it says of the README's paragraph."""
     from run_tools.files import fingerprint
     from run_tools.packaged import find_packaged
 
-    tiny = find_packaged("tiny")
-    assert sum(file.stat().st_size for file in MODEL.rglob("*") if file.is_file()) < 12e6
-    assert sum(file.stat().st_size for file in Path(tiny).glob("*.safetensors")) < 12e6
-    exported = json.loads((MODEL / "config.json").read_text())
-    assert exported["exported"]["onnx"]["weights"] == fingerprint(tiny)
+    weights, graph = find_packaged(name), MODELS[name]
+    assert sum(file.stat().st_size for file in graph.rglob("*") if file.is_file()) < size
+    exported = json.loads((graph / "config.json").read_text())
+    assert exported["exported"]["onnx"]["weights"] == fingerprint(weights)
     text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8")
-    answer = KeyphraseExtractor()(text, top_k=5)
+    answer = KeyphraseExtractor(name)(text, top_k=5)
     assert any("tidal" in phrase["keyphrase"].lower() for phrase in answer)
-    in_float32 = {phrase["keyphrase"] for phrase in pipeline("keyphrase-extraction", model=tiny, device="cpu")(text)}
+    in_float32 = {phrase["keyphrase"] for phrase in pipeline("keyphrase-extraction", model=weights, device="cpu")(text)}
     assert len({phrase["keyphrase"] for phrase in answer} & in_float32) >= 3
