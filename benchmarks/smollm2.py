@@ -7,7 +7,7 @@
 Definitions have BLEU (sacrebleu, sentences) and ROUGE-L, against the definition of the same context and the best of any sense of the
 term. Summaries have ROUGE-1, -2 and -L (F1 of stemmed words), tags F1 of present and absent ones by ExHiRD's convention. `prompted` is
 SmolLM2-135M-Instruct without training, asked in a conversation, `lead` the first words of a text, as many as a training summary has on
-average, `extracted` what the default model of extraction finds with the style tags. Greedy; 95% intervals are bootstrapped over rows.
+average, `extracted` what the default model of extraction finds. Greedy; 95% intervals are bootstrapped over rows.
 """
 
 import random
@@ -232,7 +232,7 @@ def tags(options: Namespace) -> Iterator[tuple[str, Rows, Systems, Callable]]:
         return [[phrase["keyphrase"] for phrase in phrases] for phrases in found]
 
     def extract(rows: Rows) -> list[list[str]]:
-        found = pipeline("keyphrase-extraction")(documents(rows), style="tags", batch_size=32)
+        found = pipeline("keyphrase-extraction")(documents(rows), batch_size=32)
         return [[phrase["keyphrase"] for phrase in phrases] for phrases in found]
 
     rows = read_jsonl(options.data / "keyphrases" / "stackexchange" / "test.jsonl")[: options.rows]
