@@ -22,7 +22,7 @@ NAMES = {
     "duc2001": "duc2001 (news)", "stackexchange": "stackexchange (questions)",
     "semeval2010_full": "semeval2010 (whole papers)", "citeulike180_full": "citeulike180 (whole papers)",
 }  # fmt: skip
-SHOWN = ("inspec", "krapivin", "kpcrowd500", "duc2001", "stackexchange", "citeulike180_full")  # in the README: one of each kind
+SHOWN = ("inspec", "nus", "duc2001", "stackexchange", "citeulike180_full")  # in the README: one of each kind
 OURS, TEN, STYLED, TINY, EARLIER = "default", "default, ten", "default, styled", "tiny", "research"
 BAD = ("fragment", "verb", "near-duplicate")
 TOOLS = ("YAKE", "TF-IDF", "PositionRank", "MultipartiteRank", "KeyBERT")
