@@ -88,7 +88,7 @@ def leads(k: int, always: bool = False) -> pd.DataFrame:
             "lead": f"**{lead:+.1f}**",
             "95% interval": f"[{low:.1f}, {high:.1f}]",
         }
-    return pd.DataFrame.from_dict(found, orient="index").rename_axis(f"F1@{k} (%)" + ", always ten" * always)
+    return pd.DataFrame.from_dict(found, orient="index").rename_axis(f"F1@{k} (%)" + ", ten phrases" * always)
 
 
 def peers() -> str:

@@ -10,7 +10,7 @@ Letters: W words, p(O), p(B), p(I) the word probabilities, C phrases, M mentions
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
-from math import log, prod
+from math import log
 from typing import NamedTuple
 from unicodedata import combining, normalize
 
@@ -24,7 +24,6 @@ from .words import FUNCTION_WORDS, is_phrase_word, spelling_stem
 
 MAX_WORDS = 5  # per phrase
 MIN_PROBABILITY = 0.02  # of a phrase's best mention
-PRODUCT = " x "  # between the names of features
 LABEL_THRESHOLD = 0.15  # of the labels that the feature "labelled" looks at
 CLASSES = ("other", "modifier", "noun")  # of words
 OTHER, MODIFIER, NOUN = range(3)
@@ -280,7 +279,7 @@ def find_phrases(
         documents: the W words of each, and their probabilities `(W, 3)` of O, B and I.
         language: of the stems by which phrases are compared, see `words.stem`.
         classes: for each document the probabilities `(W, 3)` of its words' CLASSES.
-        names: of the features, or of products of them, "density x span"; by default all features, those of noun phrases only with classes.
+        names: of the features; by default all, those of noun phrases only with classes.
     """
     if not documents:
         return []
@@ -291,9 +290,7 @@ def find_phrases(
     phrases = Phrases(words, found, lengths)
     features = np.zeros((0, len(names)))
     if lengths.size:
-        found_of = {part: FEATURES[part](phrases) for part in {part for name in names for part in name.split(PRODUCT)}}
-        columns = [prod(found_of[part].astype(np.float64) for part in name.split(PRODUCT)) for name in names]
-        features = np.stack(columns, axis=1)
+        features = np.stack([FEATURES[name](phrases).astype(np.float64) for name in names], axis=1)
     cuts, tables = np.searchsorted(phrases.first, words.starts), []
     bounds, found = np.append(phrases.bounds, len(phrases.mentions.start)), phrases.mentions
     for document, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):

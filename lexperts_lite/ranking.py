@@ -28,7 +28,7 @@ from .decoding import (
     word_tags,
 )  # fmt: skip
 from .diversity import diversify, phrase_vectors
-from .features import CLASSES, CLASSIFIER, FEATURES, NOUN_FEATURES, PRODUCT, PhraseTable, Words, find_phrases
+from .features import CLASSES, CLASSIFIER, FEATURES, NOUN_FEATURES, PhraseTable, Words, find_phrases
 from .layout import continued_words, unit_numbers
 from .words import APOSTROPHES, is_phrase, spelling_stem, split_phrase
 
@@ -39,8 +39,8 @@ class PhraseRanker:
     """P(keyphrase) = sigmoid(bias + sum of weight x feature).
 
     Args:
-        weights: for "bias" and some of FEATURES, or products of two ("density x span", which new fits do not have); and "gold", the number of gold keyphrases per expected one, which is above 1 since some are
-            not among the candidates.
+        weights: for "bias" and some of FEATURES; and "gold", the number of gold keyphrases per expected one, which is above 1 since some
+            are not among the candidates.
 
     Attributes:
         names: of the features.
@@ -52,7 +52,7 @@ class PhraseRanker:
 
     def __init__(self, weights: Mapping[str, float]):
         again = "Fit it again with keyphrase_tools.ranker_fit.fit_ranker, or set model.config.keyphrase_ranker = None."
-        self.names = tuple(name for name in weights if all(part in FEATURES for part in name.split(PRODUCT)))
+        self.names = tuple(name for name in weights if name in FEATURES)
         if wrong := sorted(set(weights) ^ {"bias", "gold", *self.names}):
             raise ValueError(
                 f"keyphrase_ranker has other features than this version of lexperts: {', '.join(wrong)}. {again}"
@@ -60,7 +60,7 @@ class PhraseRanker:
         for name, value in weights.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
                 raise ValueError(f"keyphrase_ranker has {name}={value!r}, which is not a finite number. {again}")
-        self.reads_classes = any(part in NOUN_FEATURES for name in self.names for part in name.split(PRODUCT))
+        self.reads_classes = any(name in NOUN_FEATURES for name in self.names)
         self._bias, self._weights = weights["bias"], np.array([weights[name] for name in self.names])
         self._gold = weights["gold"]
 
