@@ -72,7 +72,7 @@ class KeyphraseExtractor:
         self.model = model if not model or isinstance(model, KeyphraseReader) else str(model)
         self.text_column, self.title_column, self.mentions = text_column, title_column, mentions
         self.batch_size = check_batch_size(batch_size) or 16
-        self.loading = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        self.loading: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
         self.num_threads, self.options = num_threads, check_call_options(**options)
 
     def open_pipeline(self) -> KeyphraseReader:

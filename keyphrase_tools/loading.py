@@ -10,7 +10,7 @@ from run_tools.packaged import locate_model
 GPUS = ("/dev/nvidia0", "/dev/dxg", "/dev/kfd")  # asking PyTorch takes seconds
 
 
-def locate_extractor(model: str | None = None, device: str | None = None, dtype: str = "float32") -> str:
+def locate_extractor(model: str | os.PathLike | None = None, device: str | None = None, dtype: str = "float32") -> str:
     """The folder of a model: of default and tiny on a CPU the graph in int8, which is more than twice as fast; else the weights."""
     on_cpu = device == "cpu" or (device is None and not any(map(os.path.exists, GPUS)))
     name = str(model or "default")

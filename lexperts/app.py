@@ -49,7 +49,8 @@ class Answers:
     """
 
     def __init__(self, extract, mixture=None, device: str | None = None, max_characters: int = 20_000, routed=None):
-        self.extract, self.mixture, self.max_characters, self.routed = extract, mixture, max_characters, routed or extract
+        self.extract, self.mixture, self.max_characters = extract, mixture, max_characters
+        self.routed = routed or extract
         self.default_pipeline = cache(partial(pipeline, device=device))  # an ImportError says how to install its model
         self.lock = Lock()  # of `extract`, which two tabs use: a tokenizer cannot be used by two threads at once
         gates = self.routed.read([SAMPLE], gates=True).gates.get(0, np.zeros((0, 0)))

@@ -165,7 +165,9 @@ def test_the_claims_of_the_first_page_are_those_of_its_tables():
     for k in (5, 10):
         (table,) = re.findall(rf"^\| F1@{k} \(%\) .*?\n\n", TEXTS["keyphrases.md"], re.M | re.S)
         leads = [float(lead) for lead in re.findall(r"\*\*([-+]\d+\.\d)\*\*", table)]
-        claims.append(f"F1@{k} {sum(leads) / len(leads):.1f} points above the best free tool of each set, and ahead on {sum(x > 0 for x in leads)}")
+        claims.append(
+            f"F1@{k} {sum(leads) / len(leads):.1f} points above the best free tool of each set, and ahead on {sum(x > 0 for x in leads)}"
+        )
     for page in ("README.md", "index.md"):
         assert all(claim in TEXTS[page] for claim in claims), claims
     claim = re.search(r"(\d+)% of each one's gain on its domain, where averaged weights keep (\d+)%", TEXTS["index.md"])

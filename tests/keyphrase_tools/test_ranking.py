@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from transformers import pipeline
 
 from keyphrase_tools.ranker_fit import DECAY, fit_ranker, fit_word_classes, order_phrases
-from lexperts_lite.features import CLASSES, FEATURES, NOUN_FEATURES
 from lexperts_lite.call_options import MIN_PHRASES
+from lexperts_lite.features import CLASSES, FEATURES, NOUN_FEATURES
 from lexperts_lite.ranking import PhraseRanker, read_word_classes, without_nested
 from lexperts_lite.words import split_words
 
