@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 from starlette.testclient import TestClient
-from transformers import pipeline
 from typer.testing import CliRunner
 
+from keyphrase_tools.loading import open_extractor
 from lexperts.cli.keyphrases import app as command
 from lexperts_lite.serving import create_app
 from run_tools.versions import __version__
@@ -268,7 +268,7 @@ def test_the_answer_in_the_documentation_is_that_of_the_default_model():
     page = (Path(__file__).resolve().parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     request = json.loads(re.search(r"-d '(.*?)'\n", page)[1])
     written = json.loads(re.search(r"```json\n(.*?)```", page, re.S)[1])
-    with TestClient(create_app(pipeline("keyphrase-extraction"))) as client:
+    with TestClient(create_app(open_extractor(device="cpu"))) as client:
         answer = client.post("/keyphrases", json=request).json()
     one, two = (value["results"][0]["keyphrases"] for value in (answer, written))
     assert [p["score"] for p in one] == pytest.approx([p["score"] for p in two], abs=1e-4)
