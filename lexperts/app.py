@@ -163,7 +163,7 @@ def build_page(answers: Answers) -> gr.Blocks:
             ]
             marked = gr.HighlightedText(label="The longest of overlapping keyphrases, by rank")
             table = gr.Dataframe(
-                headers=["rank", "keyphrase", "probability"], datatype=["number", "str", "number"], label="Keyphrases"
+                headers=["rank", "keyphrase", "score"], datatype=["number", "str", "number"], label="Keyphrases"
             )
             shown = [live(answers.keyphrases, inputs, [marked, table])]
         with gr.Tab("Definitions"):
