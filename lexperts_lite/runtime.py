@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keyphrase pipeline over a graph of onnxruntime: the same answers as `pipeline("keyphrase-extraction")` with the model's weights."""
 
+import ctypes
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -189,6 +191,12 @@ def open_graph(folder: Path, config, threads: int):
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors have no common class
         raise OSError(f"{path} cannot be opened: {' '.join(str(error).split()):.300}") from error
+
+    if hasattr(
+        os, "register_at_fork"
+    ):  # in a child, to end a session would wait for threads that are not there: it stays
+        weak = weakref.ref(session)
+        os.register_at_fork(after_in_child=lambda: ctypes.pythonapi.Py_IncRef(ctypes.py_object(weak())))
 
     def run(values: dict[str, np.ndarray], with_states: bool) -> tuple:
         names = ["logits", "last_hidden_state"] if with_states else ["logits"]

@@ -145,7 +145,7 @@ def test_the_demo_reads_your_files_and_writes_a_page(tmp_path, monkeypatch, caps
     main = runpy.run_path(str(ROOT / "examples" / "demo.py"))["main"]
     for files, shown, marked in (
         ([str(article)], ["hash"], "<mark"),
-        ([], ["tidal barrage", "planetary nebula", "Dating planetary surfaces"], "planetary nebula</mark>"),
+        ([], ["tidal barrage", "pulsar glitch", "Dating planetary surfaces"], "pulsar</mark>"),
     ):
         monkeypatch.setattr(sys, "argv", ["demo.py", *files, "--output", str(page)])
         main()

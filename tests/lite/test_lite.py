@@ -197,3 +197,15 @@ def test_the_models_of_the_package_are_those_in_float32(name, size):
     assert any("tidal" in phrase["keyphrase"].lower() for phrase in answer)
     in_float32 = {phrase["keyphrase"] for phrase in pipeline("keyphrase-extraction", model=weights, device="cpu")(text)}
     assert len({phrase["keyphrase"] for phrase in answer} & in_float32) >= 3
+
+
+def test_a_forked_process_reads_and_lets_go_of_a_model_with_threads():
+    code = (
+        "import os, signal; from lexperts_lite import KeyphraseExtractor\n"
+        "extract = KeyphraseExtractor('tiny', num_threads=2); found = extract('Graph cuts segment images.')\n"
+        "if not (child := os.fork()):\n"
+        "    signal.alarm(20); same = extract('Graph cuts segment images.') == found; del extract; os._exit(not same)\n"
+        "print(os.waitpid(child, 0)[1])"
+    )
+    done = run(code)
+    assert done.stdout == "0\n", done
