@@ -56,12 +56,12 @@ def check_lexperts() -> None:
 
 
 def check_keyphrases() -> None:
-    """The default models need no network."""
+    """The default models need no network, and the first finds what the README shows."""
     from transformers import pipeline
 
     import lexperts  # noqa: F401
 
-    assert "tidal" in pipeline("keyphrase-extraction")(TEXT, top_k=3)[0]["keyphrase"].lower()
+    assert [one["keyphrase"] for one in pipeline("keyphrase-extraction")(TEXT, top_k=3)] == SHOWN
     Path("tides.txt").write_text(TEXT, encoding="utf-8")
     output_of("keyphrases", "extract", "tides.txt", "tides.jsonl", "--model", "tiny")
     assert "tidal" in Path("tides.jsonl").read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from transformers import pipeline
@@ -182,14 +183,15 @@ def test_an_output_that_is_closed_and_ctrl_c_end_the_command_without_a_traceback
         assert main(["extract", "a.txt"]) == status and shown in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "size"), [("default", 33e6), ("tiny", 7e6)])
-def test_the_models_of_the_package_are_those_in_float32(name, size):
+@pytest.mark.parametrize(("name", "size", "in_float16"), [("default", 33e6, 64e6), ("tiny", 7e6, 12e6)])
+def test_the_models_of_the_package_are_those_in_float32(name, size, in_float16):
     """The graph, and what it says of the README's paragraph."""
     from run_tools.files import fingerprint
     from run_tools.packaged import find_packaged
 
     weights, graph = find_packaged(name), MODELS[name]
     assert sum(file.stat().st_size for file in graph.rglob("*") if file.is_file()) < size
+    assert sum(file.stat().st_size for file in Path(weights).glob("*.safetensors")) < in_float16
     exported = json.loads((graph / "config.json").read_text())
     assert exported["exported"]["onnx"]["weights"] == fingerprint(weights)
     text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8")
