@@ -8,8 +8,9 @@ ranker the score of a phrase is the mean probability of its words' labels.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import isfinite
 
 import numpy as np
@@ -166,14 +167,17 @@ class RankedPhrases:
     scores: list[float]
     best_number: int
 
-    def phrases(self, number: int | None = None) -> list[dict]:
-        """The first phrases, as `show_mentions` returns them; a mention's score is the mean probability of its labels."""
-        table, shown = self.table, []
-        for row, score in zip(self.order[:number], self.scores, strict=False):
+    def __iter__(self) -> Iterator[dict]:
+        """The phrases, as `show_mentions` returns them; a mention's score is the mean probability of its labels."""
+        table = self.table
+        for row, score in zip(self.order, self.scores, strict=True):
             mentions = slice(table.bounds[row], table.bounds[row + 1])
             spans, scores = table.spans[mentions].tolist(), table.scores[mentions].tolist()
-            shown.append(show_mentions(self.text, self.words, spans, scores, score))
-        return shown
+            yield show_mentions(self.text, self.words, spans, scores, score)
+
+    def phrases(self, number: int | None = None) -> list[dict]:
+        """The first phrases."""
+        return list(islice(self, number))
 
 
 def rank_phrases(
@@ -322,7 +326,8 @@ def select_phrases(
         phrases = ranked.phrases(among)
         kept = phrases if nested else without_nested(phrases, language)
         if min_score is None and len(kept) < min_phrases:
-            more = [phrase for phrase in without_nested(ranked.phrases(), language) if phrase not in kept]
+            apart = without_nested(ranked, language, len(kept) + min_phrases)
+            more = [phrase for phrase in apart if phrase not in kept]
             phrases = kept + more[: min_phrases - len(kept)]
     else:
         tags = block.probabilities.tags(number)  # only without a threshold
@@ -337,7 +342,7 @@ def select_phrases(
     return phrases if min_score else (phrases + absent)[:top_k]
 
 
-def without_nested(phrases: Sequence[dict], language: str | None = "english") -> list[dict]:
+def without_nested(phrases: Iterable[dict], language: str | None = "english", most: int | None = None) -> list[dict]:
     """The phrases that are not inside a better one and have no better one inside, in order.
 
     A phrase is inside another if its stems are, one after the other. Of two such phrases the better stays.
@@ -345,6 +350,7 @@ def without_nested(phrases: Sequence[dict], language: str | None = "english") ->
     Args:
         phrases: with "keyphrase", best first.
         language: of the stems, see `words.stem`.
+        most: how many are wanted; the rest is not looked at.
     """
     kept, known, text = [], set(), "\n"  # text: the known stems, a line for each phrase
     for phrase in phrases:
@@ -352,6 +358,8 @@ def without_nested(phrases: Sequence[dict], language: str | None = "english") ->
         joined, n = f" {' '.join(stems)} ", len(stems)
         if joined not in text and not any(tuple(stems[i:j]) in known for i in range(n) for j in range(i + 1, n + 1)):
             kept.append(phrase)
+            if len(kept) == most:
+                break
             known.add(tuple(stems))
             text += f"{joined}\n"
     return kept
