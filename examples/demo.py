@@ -8,10 +8,11 @@ import argparse
 import time
 from pathlib import Path
 
-from transformers import logging, pipeline
+from transformers import logging
 
-import lexperts  # noqa: F401  (registers the pipeline)
+import lexperts  # noqa: F401  (registers the models)
 from keyphrase_tools.html_page import render_page
+from keyphrase_tools.loading import open_extractor
 from run_tools.rows import read_jsonl
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -36,13 +37,13 @@ def print_phrases(name: str, phrases: list[dict], limit: int) -> None:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="text files, in place of the examples")
-    parser.add_argument("--model", help="folder or Hub id; by default the model of the package lexperts-seke-minilm")
+    parser.add_argument("--model", help="folder or Hub id; by default the default model")
     parser.add_argument("--output", type=Path, default=Path("runs/demo.html"), help="the page to write")
     options = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     start = time.perf_counter()
-    extract = pipeline("keyphrase-extraction", model=options.model)
+    extract = open_extractor(options.model)
     print(f"model opened in {time.perf_counter() - start:.1f} s\n")
 
     texts = {file.name: file.read_text(encoding="utf-8") for file in options.files} or read_examples()

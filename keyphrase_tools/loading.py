@@ -32,15 +32,15 @@ def open_extractor(model: str | None = None, *, device: str | None = None, dtype
         OSError: if the model cannot be opened.
         ValueError: for a device or data type that is not available.
     """
+    import torch
+
     name = locate_extractor(model, device, dtype)
     if Path(name, "onnx").is_dir() and not any(Path(name).glob("*.safetensors")):
         if device not in (None, "cpu") or dtype != "float32":
             raise UserError(
                 f"device={device!r}, dtype={dtype!r}: a graph runs on the CPU, in the precision of its export."
             )
-        return KeyphraseExtractor(name, num_threads=int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
-    import torch
-
+        return KeyphraseExtractor(name, num_threads=torch.get_num_threads())
     from run_tools.loading import open_pipeline
 
     options |= {"dtype": dtype} | ({} if device is None else {"device": torch.device(device)})

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from transformers import AutoConfig, pipeline
 
-from keyphrase_tools.loading import open_extractor
+from keyphrase_tools.loading import locate_extractor, open_extractor
 from merge_tools.routing import open_mixture, route_text
 from modeling_lexicon.terms_lexicon import may_occur
 from run_tools.packaged import locate_model
@@ -205,7 +205,9 @@ def launch(
         wait: until it is stopped; otherwise returns the page, whose `close()` ends it.
     """
     extract = open_extractor(model, device=device, trust_remote_code=trust_remote_code)
-    routed = open_extractor(locate_model(model), device=device, trust_remote_code=trust_remote_code)
+    weights, routed = locate_model(model), None
+    if mixture is None and locate_extractor(model, device) != weights:
+        routed = open_extractor(weights, device=device, trust_remote_code=trust_remote_code)
     page = build_page(Answers(extract, mixture and open_mixture(mixture), device, max_characters, routed))
     theme = gr.themes.Base(font=["system-ui"], font_mono=["monospace"]).set(block_info_text_color="*neutral_600")
     options = {"quiet": True, "show_error": True, "ssr_mode": False, "footer_links": [], "max_file_size": "1mb"}

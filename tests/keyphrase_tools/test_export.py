@@ -18,11 +18,12 @@ from transformers import (
 )
 
 from keyphrase_tools.export import export_model, sensitive_nodes
-from keyphrase_tools.loading import open_extractor
-from lexperts_lite import KeyphraseExtractor
+from keyphrase_tools.loading import locate_extractor, open_extractor
+from lexperts_lite import KeyphraseExtractor, runtime
 from lexperts_lite.runtime import open_graph, read_config
 from modeling_seke import SekeConfig, SekeForTokenClassification
 from run_tools.loading import PipelineLoadingError
+from run_tools.packaged import locate_model
 
 from ..tiny_models import hypernet_config
 
@@ -111,6 +112,22 @@ def test_int8_is_smaller_and_router_and_classifier_stay_in_float32(export, tmp_p
     (tmp_path / "usual").mkdir()
     modes = {path.stat().st_mode for path in (tmp_path / "usual", tmp_path / "int8", tmp_path / "int8" / "onnx")}
     assert len(modes) == 1
+
+
+def test_default_and_tiny_are_graphs_on_a_cpu_and_weights_otherwise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("keyphrase_tools.loading.GPUS", ())
+    for name in ("default", "tiny"):
+        assert locate_extractor(name) == locate_extractor(name, "cpu") == str(runtime.MODELS[name])
+        for options in ({"device": "cuda:0"}, {"dtype": "bfloat16"}):
+            assert locate_extractor(name, **options) == locate_model(name)
+    assert locate_extractor() == str(runtime.MODELS["default"]) and locate_extractor("a/b") == "a/b"
+    (tmp_path / "tiny").mkdir()
+    assert locate_extractor("tiny") == "tiny"
+    monkeypatch.setattr("keyphrase_tools.loading.GPUS", ("/dev/null",))
+    assert locate_extractor() == locate_model("default") and locate_extractor(None, "cpu") == str(
+        runtime.MODELS["default"]
+    )
 
 
 def test_commands_open_a_graph_by_its_folder_on_the_cpu(export):
