@@ -68,8 +68,8 @@ def fetch_packages(lock: dict, version: str, folder: Path) -> None:
 
 
 def write_modules(lib: Path) -> None:
-    """Writes lexperts_lite.zip, the modules of the distribution, and the folder of its model."""
-    shutil.copytree(ROOT / "lexperts_lite" / "model", lib / "model", dirs_exist_ok=True)
+    """Writes lexperts_lite.zip, the modules of the distribution, and the folder of its small model: in onnxruntime-web the default one rounds otherwise."""
+    shutil.copytree(ROOT / "lexperts_lite" / "tiny", lib / "model", dirs_exist_ok=True)
     with zipfile.ZipFile(lib / "lexperts_lite.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for pattern in ("lexperts_lite/*.py", "lexperts_lite/model/tokenizer.json", "run_tools/*.py"):
             for path in sorted(ROOT.glob(pattern)):
@@ -79,7 +79,7 @@ def write_modules(lib: Path) -> None:
 def example(size: int) -> str:
     """The demo's first text with its keyphrases, as JSON, which the page shows before it loads `size` bytes."""
     text = (ROOT / "examples" / "corpus" / "paragraph.txt").read_text(encoding="utf-8").strip()
-    code = "import json, sys; from lexperts_lite import extract_keyphrases; print(json.dumps(extract_keyphrases(sys.argv[1])))"
+    code = "import json, sys; from lexperts_lite import KeyphraseExtractor; print(json.dumps(KeyphraseExtractor('tiny')(sys.argv[1])))"
     command, environment = [sys.executable, "-c", code, text], os.environ | {"PYTHONPATH": str(ROOT)}
     found = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return json.dumps({"text": text, "phrases": json.loads(found.stdout), "bytes": size}, ensure_ascii=False)

@@ -90,7 +90,7 @@ function fill(root) {
   fetch(new URL("example.json", HERE)).then((response) => response.json()).then((example) => {
     text.value = example.text;
     show(example.text, example.phrases);
-    status.textContent = `The keyphrases of this text. Put in one of yours: it stays in this page, and the first click loads ${Math.round(example.bytes / 1e6)} MB.`;
+    status.textContent = `The keyphrases of this text, by the small model. Put in one of yours: it stays in this page, and the first click loads ${Math.round(example.bytes / 1e6)} MB.`;
   });
 
   let first = true;
