@@ -6,9 +6,10 @@
 
 YAKE has its defaults. TF-IDF, PositionRank and MultipartiteRank are those of `keyphrase_algorithms.py`; document frequencies of TF-IDF
 come from the training documents of the same set, or of another of its kind. KeyBERT compares MiniLM-L6's embeddings of noun phrases,
-(adjective)* (noun)+ as in keyphrase-vectorizers, with that of the document, and reads the first documents of each set only. `default` and `tiny` are the models of lexperts-lite, in int8, "ten" of them always returns ten phrases, as free tools do,
-and a folder is any checkpoint. The counts of each document are kept, so that differences have intervals. A row replaces the earlier one
-of the same system and set.
+(adjective)* (noun)+ as in keyphrase-vectorizers, with that of the document, and reads the first documents of each set only. `default` and
+`tiny` are the models of lexperts-lite, in int8; with "ten" they always return ten phrases, as free tools do, with "styled" they read with
+the nearest style; a folder is any checkpoint. The counts of each document are kept, so that differences have intervals. A row replaces the
+earlier one of the same system and set.
 """
 
 import re
