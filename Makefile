@@ -25,7 +25,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-smollm2 quickstart test test-all test-oldest cuda lint format fix-copies bench tables docs demo-check wheels release-check clean
+.PHONY: help demo demo-smollm2 test test-all test-oldest cuda lint format fix-copies bench tables docs demo-check wheels release-check clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -35,9 +35,6 @@ demo: $(DEMO)  ## keyphrases of a paragraph, a long document and many texts, and
 
 demo-smollm2: $(SMOLLM2)  ## definitions, summaries and tags by the models over SmolLM2 (93 MB more to download)
 	$(RUN) examples/demo_smollm2.py $(ARGS)
-
-quickstart: $(READY)  ## fine-tune SEKE on a small corpus and read a text with it (about 6 minutes on two cores)
-	$(RUN) examples/quickstart.py $(ARGS)
 
 test: $(if $(FILES),$(SMALL) $(NEEDED),$(READY) $(SMOLLM2))  ## the test suite; one file: make test ARGS=tests/keyphrase_tools/test_words.py
 	$(if $(EXTRAS),$(PIP) -c constraints.txt -e '.[$(EXTRAS)]')

@@ -37,7 +37,7 @@ MAX_LENGTH = 64
 # the longest, of day and night: with two workers these come first, so that none of them runs alone at the end
 SLOW_FILES = (
     "test_export", "test_serving", "test_lite", "test_run_over", "test_training_contract", "test_generation", "test_training", "test_app",
-    "test_hub_contract", "test_ray", "test_smollm2_models", "test_docs_code", "test_quickstart_and_readme", "test_notebooks",
+    "test_hub_contract", "test_ray", "test_smollm2_models", "test_docs_code", "test_notebooks",
 )  # fmt: skip
 
 

@@ -40,7 +40,6 @@ README = TEXTS["README.md"]
 SHORTCUTS = {"keyphrases": ["lexperts", "keyphrases"], "merge-experts": ["lexperts", "merge"]}
 PACKAGES = "keyphrase_tools|merge_tools|lexperts_lite|lexperts|modeling_[a-z]+"
 TINY = {  # a checkpoint that the README assumes -> a tiny one
-    "runs/quickstart/seke-minilm": ("keyphrase-extraction", "SekeForTokenClassification"),
     "runs/hypernet-minilm": ("keyphrase-extraction", "HypernetForTokenClassification"),
     "runs/hypernet-squad": ("extractive-qa", "HypernetForQuestionAnswering"),
     "runs/hypernet-news": ("text-classification", "HypernetForSequenceClassification"),
